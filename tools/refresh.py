@@ -29,6 +29,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from tools import lesson_kernels
 from tools.kernel_environment import ROOT, kernel_environment
 
 IGNORED = "nbval-ignore-output"
@@ -209,6 +210,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
 
     failed = 0
+    lesson_kernels.write()
     for path in options.notebooks or lessons_and_solutions():
         print(f"{path} ", end="", flush=True)
         start = time.monotonic()

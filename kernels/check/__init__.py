@@ -24,6 +24,7 @@ from kernels.check.framework import VERDICTS
 from kernels.check.framework import check as _check
 from kernels.check.guard import guarded
 from kernels.check.guard import line_first as _line_first
+from kernels.check.lessons import check_kernel as _check_kernel
 from kernels.check.looking import case
 from kernels.check.steps import verdict as _verdict
 from kernels.check.your_kernel import your_kernel
@@ -44,6 +45,7 @@ __all__ = [
     "flash_forward",
     "guarded",
     "im2col",
+    "kernel",
     "mended_halves",
     "mended_relay",
     "mended_tiles",
@@ -180,6 +182,26 @@ def step(name: str, *answer) -> None:
     ``ValueError`` for a name that no lesson has.
     """
     print(_verdict(name, *answer))
+
+
+def kernel(name: str, kernel, launcher):
+    """Check the kernel that a lesson's reader writes, ``NN-topic``, and return the one that the lesson goes on with.
+
+    Three verdicts, as of an exercise: right, which is as the lesson's own kernel in each named case; compiles, for Hopper,
+    without a GPU; cheap, which is no more bytes than the lesson's own. A mistake is explained, never raised.
+
+    Args:
+        name: of the kernel, such as ``"24-chunk"``.
+        kernel: the reader's ``@triton.jit`` function.
+        launcher: the function that launches it by its name, ``kernel[grid](...)``, and returns the outputs.
+
+    Returns:
+        ``kernel`` if it is right and compiles, else the lesson's own.
+
+    Raises:
+        ValueError: no lesson has a kernel of this name, or the launcher does not launch it.
+    """
+    return _check_kernel(name, kernel, launcher)
 
 
 _DERIVED = {"dynamic_conv_dx": "DX", "dynamic_conv_dweight": "DWEIGHT", "flash_dtau": "TEMPERATURE", "wgrad": "WGRAD"}

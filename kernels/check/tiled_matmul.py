@@ -255,10 +255,10 @@ class Packing(Variation):
         return (N // wide) * sum(3 * ((p + 1) * tall // step) + 2 for p in range(M // tall))
 
 
-READ_LOOP = "Lesson 03, step 2"
+READ_LOOP = "Lesson 04, step 2"
 READ_STRIDES = "Lesson 01, step 4"
-READ_MASK = "Lesson 03, step 4"
-READ_FP32 = "Lesson 03, step 5"
+READ_MASK = "Lesson 04, step 4"
+READ_FP32 = "Lesson 04, step 5"
 
 
 @functools.cache

@@ -14,7 +14,7 @@ LOG_FROM = 5  # a sweep whose times span more than this factor is drawn on a log
 def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Prediction] | None = None):
     """Draw and print the ladder of a lesson, as ``benchmarks/results/ladder_NN.json`` has it.
 
-    lesson: its number, "03".
+    lesson: its number, "04".
     upto: the label of the last of the lesson's own rungs to show, for a first look on the way; all unless told.
     predicted: what ``predict`` returned for a rung, by the rung's label. It is drawn over the bar and written beside the
         recorded time, and a miss is marked: a rung whose time is more than a third of the prediction away from it.

@@ -1,4 +1,4 @@
-"""Lesson 02's drawings and curves, and 03's roofline: they light and count rightly, and say what they look like."""
+"""Lesson 03's drawings and curves, and 04's roofline: they light and count rightly, and say what they look like."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The machine of lesson 02, which later lessons light again, a program on its threads, and what a warp asks memory for."""
+"""The machine of lesson 03, which later lessons light again, a program on its threads, and what a warp asks memory for."""
 
 from kernels.lab.drawings.language import INK, NOTE, OUTLINE, TEXT, Board, drawing, filmstrip, ink
 from kernels.lab.machine_record import places

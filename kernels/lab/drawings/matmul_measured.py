@@ -1,4 +1,4 @@
-"""What was measured of lesson 03's kernels: its three knobs, the climb under the roofs,
+"""What was measured of lesson 04's kernels: its three knobs, the climb under the roofs,
 and its sizes on the reader's own GPU."""
 
 import numpy as np
@@ -13,7 +13,7 @@ TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "pipelini
 LEVELS = 0.1, 2500.0  # TFLOP/s, the ends of the roofline's axis
 
 
-def matmul_sweeps(lesson: str = "03"):
+def matmul_sweeps(lesson: str = "04"):
     """What the lesson's three knobs do on the recorded GPU: the tile over its box, the order, the steps under way."""
     record = recorded(f"ladder_{lesson}")
     found = {sweep["name"]: {row["value"]: row["ms"] for row in sweep["rows"]} for sweep in record["sweeps"]}
@@ -73,8 +73,8 @@ def _steps_under_way(ax, record, found) -> str:
     return f"Right, time against num_stages: {', '.join(f'{count}: {ms:.2g} ms' for count, ms in times.items())}."
 
 
-def matmul_roofline(lesson: str = "03"):
-    """The ladder's rungs below min(top, bandwidth * operations per byte), with the recorded ceilings of lesson 02's machine.
+def matmul_roofline(lesson: str = "04"):
+    """The ladder's rungs below min(top, bandwidth * operations per byte), with the recorded ceilings of lesson 03's machine.
 
     A rung's bytes are those that its programs ask for, in whole sectors.
     """

@@ -1,4 +1,4 @@
-"""What programs do on lesson 02's machine: they wait, take turns, share what a multiprocessor has, queue."""
+"""What programs do on lesson 03's machine: they wait, take turns, share what a multiprocessor has, queue."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Lesson 02's measured curves, each drawn over what arithmetic predicts: points are recorded, dashed lines predicted.
+"""Lesson 03's measured curves, each drawn over what arithmetic predicts: points are recorded, dashed lines predicted.
 
 Everything here reads the record of ``python -m benchmarks.machine``, so it is the same on every computer.
 """

@@ -1,143 +1,72 @@
-"""Wrong answers to lesson 03's "Your turn" cells, and what their checks must say."""
+"""Plausible wrong answers to lesson 03's turns, and what their diagnosis must say."""
 
-LOOP = """
-@triton.jit
-def scaled_loop(
-    a_ptr, b_ptr, scale_ptr, offs_m, offs_n, K, stride_am, stride_bk,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
-        offs_k = start + tl.arange(0, BLOCK_K)
-        mask = offs_k < K
-        a = tl.load(a_ptr + offs_m * stride_am + offs_k[None, :], mask=mask[None, :], other=0.0)
-        b = tl.load(b_ptr + offs_k[:, None] * stride_bk + offs_n, mask=mask[:, None], other=0.0)
-        scale = tl.load(scale_ptr + offs_k, mask=mask, other=0.0)
-        acc = tl.dot(a * scale[None, :], b, acc)
-    return acc
+IN_FLIGHT = "def programs(block, loads, element_bytes, latency_ns, tb_per_s):\n    "
+ROOMS = """
+def best_warps(registers, shared_bytes):
+    def resident(warps):
+        by_registers = 65536 // (32 * warps * registers)
+        by_shared_memory = 228 * 1024 // (shared_bytes + 1024)
+        return {}
+
+    return max((1, 2, 4, 8, 16), key=resident)
 """
-
-WIDE = LOOP.replace("a * scale[None, :], b, acc", "a.to(tl.float32) * scale.to(tl.float32)[None, :], b.to(tl.float32), acc")
+IDLE = """
+def idle(M, N, tile_m, tile_n, multiprocessors=132):
+    tiles = {}
+    waves = math.ceil(tiles / multiprocessors)
+    return {}
+"""
+RAGGED = "math.ceil(M / tile_m) * math.ceil(N / tile_n)"
 
 WRONG = {
-    "03-transposed": [
+    "03-in-flight": [
         (
-            """
-@triton.jit
-def at_offsets(offs_m, offs_k, stride_at):
-    return offs_m[:, None] * stride_at + offs_k[None, :]
-""",
-            "k that moves by stride_at",
+            IN_FLIGHT + "return math.ceil(1000 * latency_ns * tb_per_s / (block * element_bytes))",
+            "loads of a program are under way together",
+        ),
+        (IN_FLIGHT + "return math.ceil(1000 * latency_ns * tb_per_s / (block * loads))", "a lane has 4 of them"),
+        (IN_FLIGHT + "return math.ceil(latency_ns * tb_per_s / (block * loads * element_bytes))", "1,000 bytes"),
+        (IN_FLIGHT + "return int(1000 * latency_ns * tb_per_s) // (block * loads * element_bytes)", "round up"),
+    ],
+    "03-rooms": [
+        (ROOMS.format("min(2048 // (32 * warps), by_registers, by_shared_memory, 32)"), "You took the most programs"),
+        (ROOMS.format("warps * min(2048 // (32 * warps), by_registers, by_shared_memory)"), "limit on programs"),
+        (ROOMS.format("warps * min(2048 // (32 * warps), by_registers, 32)"), "limit on shared memory"),
+        (
+            ROOMS.format("warps * min(2048 // (32 * warps), by_registers, by_shared_memory, 32)").replace(
+                "(1, 2, 4, 8, 16)", "(16, 8, 4, 2, 1)"
+            ),
+            "Of equals take the smallest",
+        ),
+        (ROOMS.format("warps * min(64 // warps, 65536 // (warps * registers), by_shared_memory, 32)"), "32 in a warp"),
+        (
+            ROOMS.format("warps * min(64 // warps, by_registers, 228 * 1024 // max(shared_bytes, 1), 32)"),
+            "1 kB of shared memory more",
         ),
         (
-            """
-@triton.jit
-def at_offsets(offs_m, offs_k, stride_at):
-    return offs_m[:, None] + offs_k[None, :]
-""",
-            "lies at at[32, 16]",
+            ROOMS.format("warps * min(64 // warps, by_registers, by_shared_memory, 32)").replace("8, 16)", "8)"),
+            "16 warps for each program are a choice, too",
         ),
         (
-            """
-@triton.jit
-def at_offsets(offs_m, offs_k, stride_at):
-    return offs_k[:, None] * stride_at + offs_m[None, :]
-""",
-            "comes back transposed",
-        ),
-        (
-            "@triton.jit\ndef at_offsets(offs_m, offs_k, stride_at):\n    return offs_k * stride_at + offs_m",
-            "All rows are the same",
+            ROOMS.format("warps * min(64 / warps, by_registers, by_shared_memory, 32)").replace("//", "/"),
+            "round each quotient down",
         ),
     ],
-    "03-loop": [
+    "03-idle": [
+        (IDLE.format(RAGGED, "1 - tiles % multiprocessors / multiprocessors"), "last wave alone"),
+        (IDLE.format(RAGGED, "tiles / (waves * multiprocessors)"), "busy share"),
         (
-            LOOP.replace("scale_ptr + offs_k, mask=mask, other=0.0", "scale_ptr + offs_k"),
-            "give each of the three loads a mask",
+            IDLE.format("math.ceil(M * N / (tile_m * tile_n))", "1 - tiles / (waves * multiprocessors)"),
+            "round up along each axis",
         ),
-        (LOOP.replace("mask=mask[:, None], other=0.0", "mask=mask[:, None]"), "has a mask and no `other`"),
+        (IDLE.format(RAGGED, "1 - tiles / (tiles / multiprocessors * multiprocessors)"), "round the waves up"),
         (
-            WIDE.replace("tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "0.0").replace(
-                "acc = tl.dot(", "acc += tl.dot("
-            ).replace(", acc)", ", input_precision='ieee')"),
-            "Loop-carried variable acc",
-        ),
-        (LOOP.replace("dtype=tl.float32", "dtype=tl.float16"), "accumulator of 16 bits"),
-        (
-            LOOP.replace("b, acc)", "b, acc.to(tl.float16), out_dtype=tl.float16).to(tl.float32)"),
-            "the sum is kept in 16 bits",
-        ),
-        (LOOP.replace("offs_m * stride_am", "offs_m * K"), "m moves by stride_am"),
-        (LOOP.replace("* stride_bk", "* BLOCK_N"), "k by stride_bk"),
-        (LOOP.replace("b, acc)", "b)"), "Only the last step's product is left"),
-        (LOOP.replace("scale[None, :]", "scale[:, None]"), "Rows are scaled, not columns"),
-        (LOOP.replace("a * scale[None, :]", "a"), "comes back unscaled"),
-        (WIDE.replace("range(0, K,", "range(0, K - BLOCK_K + 1,"), "the terms from 16 on are missing"),
-        (WIDE.replace("acc)", "acc, input_precision='ieee') * scale"), "elements are wrong, this one first"),
-        (LOOP, "more than float16 holds"),
-        (LOOP.replace("a * scale[None, :], b, acc", "a, b * scale[:, None], acc"), "more than float16 holds"),
-        (WIDE, "round both tiles to TF32"),
-        (WIDE.replace("acc)", "acc, input_precision='tf32')"), "round both tiles to TF32"),
-    ],
-    "03-order": [
-        (
-            """
-def grouped_columns(pid, grid_m, grid_n, GROUP_N):
-    programs = GROUP_N * grid_m
-    first_n = pid // programs * GROUP_N
-    return pid % programs // GROUP_N, first_n + pid % programs % GROUP_N
-""",
-            "the last group may have fewer columns",
+            IDLE.format(RAGGED, "1 - tiles / ((tiles // multiprocessors + 1) * multiprocessors)"),
+            "no further wave begins",
         ),
         (
-            """
-def grouped_columns(pid, grid_m, grid_n, GROUP_N):
-    programs = GROUP_N * grid_m
-    first_n = pid // programs * GROUP_N
-    columns = min(grid_n - first_n, GROUP_N)
-    return pid % programs % grid_m, first_n + pid % programs // grid_m
-""",
-            "walk down whole columns",
-        ),
-        (
-            """
-def grouped_columns(pid, grid_m, grid_n, GROUP_N):
-    programs = GROUP_N * grid_m
-    first_n = pid // programs * GROUP_N
-    columns = min(grid_n - first_n, GROUP_N)
-    return pid % programs // columns, pid % programs % columns
-""",
-            "both get tile (0, 0)",
-        ),
-        (
-            """
-def grouped_columns(pid, grid_m, grid_n, GROUP_N):
-    programs = GROUP_N * grid_m
-    first_n = pid // programs * GROUP_N
-    columns = min(grid_n - first_n, GROUP_N)
-    return first_n + pid % programs % columns, pid % programs // columns
-""",
-            "row and column are swapped",
-        ),
-        (
-            """
-def grouped_columns(pid, grid_m, grid_n, GROUP_N):
-    programs = GROUP_N * grid_m
-    first_n = pid // programs * GROUP_N
-    columns = min(grid_n - first_n, GROUP_N)
-    return pid % programs % columns, first_n + pid % programs // columns
-""",
-            "row and column are swapped inside a group",
-        ),
-        (
-            """
-def grouped_columns(pid, grid_m, grid_n, GROUP_N):
-    programs = GROUP_N * grid_m
-    first_n = pid // programs * GROUP_N
-    columns = min(grid_n - first_n, GROUP_N)
-    return pid // columns, first_n + pid % programs % columns
-""",
-            "inside a group it is pid % programs that counts",
+            IDLE.format(RAGGED, "1 - tiles / (tiles // multiprocessors * multiprocessors)"),
+            "A wave that is not full takes its time",
         ),
     ],
 }

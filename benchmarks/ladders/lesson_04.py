@@ -1,4 +1,4 @@
-"""The ladder of lesson 03: a product of two 4096 x 4096 matrices, from one output a program to torch's.
+"""The ladder of lesson 04: a product of two 4096 x 4096 matrices, from one output a program to torch's.
 
 Every rung multiplies the same float16 matrices and adds in float32, so what differs is where numbers come from and which
 unit multiplies them. The first two rungs convert what they load to float32 and multiply it there.
@@ -34,7 +34,7 @@ def _tile(ns, t, value):
 
 
 LADDER = Ladder(
-    lesson="03",
+    lesson="04",
     kernel="matmul",
     shape={"M": SIZE, "N": SIZE, "K": SIZE},
     dtype="float16",

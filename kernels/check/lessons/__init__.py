@@ -1,0 +1,353 @@
+"""What a lesson's reader writes, held to what the lesson itself goes on with: a kernel, or a function.
+
+The right answer is the lesson's own (``kernels/lessons``, made from the block below the cell). Both are run on the same drawn
+inputs, by the same launcher, with poison around their tensors and NaN in what the launcher allocates; every access is looked
+at. What each lesson adds is data, in ``lesson_NN.py`` beside this file: the cases, and the slips. A slip is the lesson's own
+text with something left out or exchanged. It serves as a planted bug, which the check has to find, and as a diagnosis: an
+answer that gives what a slip gives is told that slip's cause.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import textwrap
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from kernels import runtime
+from kernels.check import watch
+from kernels.check.compiling import compiled, refusal
+from kernels.check.experiments import without_other
+from kernels.check.explanations import explain, explain_slow
+from kernels.check.guard import races, strays
+from kernels.check.replay import Unfilled
+from kernels.check.tensors import MARGIN, Draw, one_thread
+from kernels.lab import _triton_private
+from kernels.lab.accesses import SECTOR_BYTES, Trace
+from kernels.lab.compile_report import prepare
+from kernels.lab.source import readable
+from kernels.lab.trace import Undefined, trace
+
+#: How far two answers may differ, relative to their size, by the coarsest dtype that takes part.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+DEARER = 1.05  # times the lesson's own bytes and sectors
+
+
+class Slip(NamedTuple):
+    """The lesson's own text with ``old`` replaced by ``new``; ``cause`` empty where the access itself tells the fault."""
+
+    old: str
+    new: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A function that the reader writes.
+
+    about: what it is, as a noun phrase. ``arguments(draw, **case)`` gives its arguments by name, ``cases`` what each property
+    asks of them.
+    """
+
+    about: str
+    arguments: Callable[..., Mapping]
+    cases: Mapping[str, Mapping]
+    slips: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class LessonKernel:
+    """A kernel whose heart the reader writes; ``arguments`` are those of its launcher, by name."""
+
+    arguments: Callable[..., Mapping]
+    cases: Mapping[str, Mapping]
+    slips: tuple[tuple[str, str, str], ...] = ()
+    cheap: bool = True  # whether it must ask for no more memory than the lesson's own
+
+
+class Answered(NamedTuple):
+    """What one call gave, or the sentence that says why it gave nothing, and what was seen of it."""
+
+    results: tuple = ()
+    error: str = ""
+    trace: Trace = Trace()
+    undefined: list[str] = []
+    launched: dict = {}  # kernel -> what the compiler needs of its first launch, or why there is nothing
+
+
+def data_of(name: str, kind: str):
+    """What a lesson's file says of ``name``, ``NN-topic``, under ``KERNELS`` or ``TURNS``; None where it says nothing."""
+    module = f"kernels.check.lessons.lesson_{name.split('-')[0]}"
+    try:
+        return getattr(importlib.import_module(module), kind, {}).get(name)
+    except ModuleNotFoundError as missing:
+        if missing.name != module:
+            raise
+        return None
+
+
+def own_of(name: str, function: str):
+    """The lesson's own function or kernel. ``ValueError`` where the lesson has none of this name."""
+    module = importlib.import_module(f"kernels.lessons.lesson_{name.split('-')[0]}")
+    if not hasattr(module, function):
+        raise ValueError(f"the function is called {function!r}: {module.__name__} has none of this name")
+    return getattr(module, function)
+
+
+def slipped(own, slip: tuple[str, str, str]):
+    """The lesson's own kernel or function with a slip in it."""
+    old, new, _ = slip
+    function = _triton_private.python_function(own)
+    text = textwrap.dedent(inspect.getsource(function))
+    if text.count(old) != 1:
+        raise ValueError(f"old is {old!r}: {function.__name__} has it {text.count(old)} times, needs once")
+    namespace = dict(function.__globals__)
+    exec(readable(text.replace(old, new), f"<slip in {function.__name__}: {new}>"), namespace)
+    return namespace[function.__name__]
+
+
+def check_kernel(name: str, kernel, launcher: Callable):
+    """Hold a reader's kernel to the lesson's own, say what is wrong with it, and give back the one to go on with."""
+    wanted = data_of(name, "KERNELS")
+    if wanted is None:
+        raise ValueError(f"name is {name!r}: kernels/check/lessons has no kernel of this name")
+    called = getattr(_triton_private.python_function(kernel), "__name__", "")
+    if not _triton_private.is_kernel(kernel):
+        raise ValueError(f"kernel is {kernel!r}: check.kernel takes the @triton.jit function, its launcher after it")
+    own = own_of(name, called)
+    from kernels.check.steps import unwritten
+
+    if place := unwritten((kernel,)):
+        print(f"{called}: not written yet ({place}). The lesson goes on with its own.")
+        return own
+    with warnings.catch_warnings(), one_thread(), _found_by_name(called, launcher):
+        warnings.simplefilter("ignore")  # NaN that a check plants makes numpy warn
+        good = _Held(name, wanted, own, kernel, launcher).judge()
+    print(f"The lesson goes on with {'yours' if good else 'its own'}.")
+    return kernel if good else own
+
+
+def check_turn(name: str, wanted: Turn, answer) -> str:
+    """What is wrong with a reader's function, in a sentence; empty if nothing is."""
+    function = _triton_private.python_function(answer)
+    held = _Held(name, wanted, own_of(name, getattr(function, "__name__", "")), answer)
+    for case in wanted.cases:
+        if found := held.finding(case):
+            return f"{case}: {found.said}"
+    return ""
+
+
+class Finding(NamedTuple):
+    """What is wrong in one case: the sentence, and its cause where one is known."""
+
+    said: str
+    cause: str = ""
+
+
+class _Held:
+    """A reader's answer, held to the lesson's own; ``launcher`` is None where the answer is a function, no kernel."""
+
+    def __init__(self, name: str, wanted, own, answer, launcher=None):
+        self.name, self.wanted, self.own, self.answer, self.launcher = name, wanted, own, answer, launcher
+        self.launched: dict = {}  # kernel -> what the compiler needs of its first launch
+
+    def judge(self) -> bool:
+        """Print a line a verdict; whether the lesson can go on with this kernel."""
+        found = {case: self.finding(case) for case in self.wanted.cases}
+        passed = ", ".join(case for case in found if not found[case])
+        if passed:
+            print(f"passed  {passed}" if any(found.values()) else f"passed  right: {passed}")
+        first: dict[str, str] = {}
+        for case, finding in found.items():
+            if finding and finding.cause in first:
+                print(f"FAILED  {case}: the same.")
+            elif finding:
+                print(f"FAILED  {case}: {finding.said}")
+                first |= {finding.cause: case} if finding.cause else {}
+        if any(found.values()):
+            return False
+        if refused := self.refused():
+            print(f"FAILED  compiles: {refused}")
+            return False
+        print("passed  compiles")
+        if self.wanted.cheap:
+            print(f"FAILED  cheap: {dearer}" if (dearer := self.dearer()) else "passed  cheap")
+        return True
+
+    def finding(self, case: str) -> Finding | None:
+        """What is wrong with the answer in one case, and why."""
+        sizes = self.wanted.cases[case]
+        with_sizes = f" ({_said(sizes)})" if sizes else ""
+        theirs, right = self.call(self.answer, sizes), self.call(self.own, sizes)
+        self.launched = theirs.launched | self.launched
+        if right.error:
+            raise RuntimeError(f"the lesson's own {self.name} fails in the case {case}: {right.error}")
+        if theirs.error:
+            return Finding(f"{theirs.error}{with_sizes}.", theirs.error)
+        tensors = [*right.results, *self.drawn(sizes).values()]
+        tolerance = max((TOLERANCE.get(x.dtype, 0.0) for x in tensors if isinstance(x, torch.Tensor)), default=1e-9)
+
+        def unlike(a: Answered, b: Answered) -> str:
+            return a.error or _unlike(a.results, b.results, tolerance, _returned(self.launcher or self.own))
+
+        def cause() -> str:
+            for slip in filter(lambda slip: slip[2], self.wanted.slips):
+                made = self.call(slipped(self.own, slip), sizes)
+                if not made.error and not unlike(theirs, made) and unlike(made, right):
+                    return slip[2]
+            return ""
+
+        wrong = unlike(theirs, right)
+        for poison in Undefined.POISONS[1:] if theirs.undefined and not wrong else ():
+            wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
+        if told := [*strays(theirs.trace), *races(theirs.trace)]:
+            why = cause() if wrong else ""
+            return Finding(told[0] + f" The answer is as if {why}." * bool(why))
+        if not wrong:
+            return None
+        if theirs.undefined and not unlike(self.call(self.answer, sizes, 0.0), right):
+            why = without_other(theirs.undefined)
+        else:
+            why = cause()
+        return Finding(f"{wrong}{with_sizes}" + f": {why}" * bool(why) + ".", why)
+
+    def refused(self) -> str:
+        """What a GPU's compiler says against the launches that were made, in a sentence."""
+        for prepared in self.launched.values():
+            if isinstance(prepared, ValueError):
+                return f"no GPU's compiler can be shown this: {prepared}."
+            if isinstance(made := compiled(prepared, (90,)), str):
+                found = refusal(prepared.kernel, made, "")
+                return f"{found.where}: {found.cause}."
+            if spilled := made[90].spill_bytes:
+                return f"{prepared.kernel} spills {spilled} bytes a thread: more is alive at once than registers hold."
+        return ""
+
+    def dearer(self) -> str:
+        """What the reader's kernel asks of memory beyond the lesson's own, on the largest case, in a sentence."""
+        sizes = max(self.wanted.cases.values(), key=lambda sizes: _elements(self.drawn(sizes)))
+        theirs, ours = (self.call(kernel, sizes).trace.accesses for kernel in (self.answer, self.own))
+        for does, amount in _traffic(theirs).items():
+            if amount > DEARER * (own := _traffic(ours)[does]):
+                most = max(theirs, key=lambda access: access.nbytes).source
+                return f"{does} {amount:,} bytes, the lesson's {own:,} ({_said(sizes)}; `{most}` takes part)."
+        return ""
+
+    def drawn(self, sizes: Mapping) -> dict:
+        """A case's arguments, the same each time; tensors lie amid poison."""
+        return {name: _fenced(value) for name, value in self.wanted.arguments(Draw(self.name, False), **sizes).items()}
+
+    def call(self, which, sizes: Mapping, poison=Undefined.POISONS[0]) -> Answered:
+        """What a kernel, by the launcher, or a function gives for one case."""
+        launched: dict = {}
+
+        def note(kernel, grid, args, kwargs) -> bool:
+            if runtime.interpreted and kernel not in launched:
+                try:
+                    launched[kernel] = prepare(kernel, *args, **kwargs)
+                except ValueError as error:
+                    launched[kernel] = error
+            return True
+
+        arguments, standing_in = self.drawn(sizes), contextlib.nullcontext()
+        if self.launcher:
+            standing_in = _named(self.launcher, _triton_private.python_function(which).__name__, which)
+        with standing_in, Unfilled(), Undefined(poison) as undefined, trace.recording() as recorded:
+            try:
+                with _triton_private.before_launches(note), watch.limited():
+                    results = (self.launcher or which)(**arguments)
+            except watch.TooSlow as raised:
+                said = explain_slow(raised, recorded.launches, watch.CALL_SECONDS)
+                return Answered(error=": ".join(said), trace=recorded)
+            except Exception as raised:
+                return Answered(error=": ".join(explain(raised)), trace=recorded)
+        results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+        return Answered(results, "", recorded, list(undefined.lines), launched)
+
+
+def _traffic(accesses) -> dict[str, int]:
+    """Bytes that accesses ask for, write, and touch in whole sectors."""
+    return {
+        "loads ask for": sum(access.nbytes for access in accesses if access.kind != "store"),
+        "stores write": sum(access.nbytes for access in accesses if access.kind != "load"),
+        "whole sectors come to": SECTOR_BYTES * sum(access.sectors for access in accesses),
+    }
+
+
+def _fenced(value):
+    """A tensor in a larger storage, as it was, with NaN around it and in its gaps; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    span = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride())) + 1 if value.numel() else 0
+    poison = float("nan") if value.dtype.is_floating_point else 1 if value.dtype == torch.bool else 111
+    flat = torch.full((2 * MARGIN + span,), poison, dtype=value.dtype, device=runtime.device)
+    view = flat.as_strided(value.shape, value.stride(), MARGIN)
+    return view.copy_(value) if value.numel() and all(value.stride()) else _broadcast(view, value)
+
+
+def _broadcast(view, value):
+    """A view whose axes of stride 0 hold one element."""
+    first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.stride())
+    if value.numel():
+        view[first].copy_(value[first])
+    return view
+
+
+def _elements(arguments: Mapping) -> int:
+    return sum(value.numel() for value in arguments.values() if isinstance(value, torch.Tensor))
+
+
+@contextlib.contextmanager
+def _named(launcher, name: str, kernel):
+    """Meanwhile the launcher finds this kernel under this name."""
+    names = launcher.__globals__
+    kept = names.get(name)
+    names[name] = kernel
+    try:
+        yield
+    finally:
+        names[name] = kept
+
+
+def _found_by_name(name: str, launcher):
+    """``_named`` with what is there now; ``ValueError`` where the launcher doesn't find its kernel by this name."""
+    if not isinstance(launcher, types.FunctionType) or name not in launcher.__code__.co_names:
+        raise ValueError(f"launcher is {launcher!r}: it must be the function that launches {name}[grid](...)")
+    return _named(launcher, name, launcher.__globals__.get(name))
+
+
+def _returned(function) -> list[str]:
+    """What a function calls the things that it returns."""
+    function = _triton_private.python_function(function)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
+    if not found:
+        return []
+    values = found[-1].elts if isinstance(found[-1], ast.Tuple) else [found[-1]]
+    return [value.id if isinstance(value, ast.Name) else "" for value in values]
+
+
+def _unlike(got, expected, tolerance: float, names=()) -> str:
+    """What differs first between two calls' results, as a phrase; empty if nothing does."""
+    from kernels.check.steps.helpers import difference
+
+    if len(got) != len(expected):
+        return f"{len(got)} things are returned, expected {len(expected)}"
+    for place, (ours, theirs) in enumerate(zip(got, expected)):
+        name = (names[place] if place < len(names) else "") or ("the result" if len(got) == 1 else f"result {place}")
+        if said := difference(name, ours, theirs, tolerance=tolerance):
+            return said.rstrip(".")
+    return ""
+
+
+def _said(sizes: Mapping) -> str:
+    return ", ".join(f"{key} = {getattr(value, '__name__', value)}" for key, value in sizes.items())

@@ -1,0 +1,85 @@
+"""Each lesson's own kernels: they pass their checks in their notebooks, and each slip turns its check red, by its cause."""
+
+import ast
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from kernels import check
+from kernels.check import lessons
+from tests.course.turns import lessons as notebooks
+from tools import lesson_kernels
+from tools.cells import execute, without_magics
+
+
+def calls_of(path: Path, function: str) -> dict[str, tuple[int, list[str]]]:
+    """Name -> the place of the cell that calls a check for it, and what the call hands over."""
+    found = {}
+    for place, cell in enumerate(nbformat.read(path, as_version=4).cells):
+        if cell.cell_type == "code" and f"{function}(" in cell.source:
+            for node in ast.walk(ast.parse(without_magics(cell.source))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
+                    found[node.args[0].value] = place, [ast.unparse(one) for one in node.args[1:]]
+    return found
+
+
+KERNELS = [(path, name) for path in notebooks() for name in calls_of(path, "check.kernel")]
+SLIPS = [(path, name, slip) for path, name in KERNELS for slip in lessons.data_of(name, "KERNELS").slips]
+TURNS = [(path, name) for path in notebooks() for name in lesson_kernels.turns(path.name[:2])]
+_NAMESPACES: dict = {}
+
+
+def namespace_of(path: Path, place: int) -> dict:
+    """What stands in the notebook before a cell: definitions alone, with the lesson's own kernels."""
+    if (path, place) not in _NAMESPACES:
+        namespace = {"__name__": "__main__"}
+        folder = os.getcwd()
+        os.chdir(path.parent)
+        try:
+            for cell in nbformat.read(path, as_version=4).cells[:place]:
+                if cell.cell_type == "code":
+                    execute(cell.source, namespace, whole=cell.id == "setup" or "check.kernel(" in cell.source)
+        finally:
+            os.chdir(folder)
+            torch.set_default_device(None)
+        _NAMESPACES[path, place] = namespace
+    return _NAMESPACES[path, place]
+
+
+def checked(path, name, change=lambda own: own):
+    """What ``check.kernel`` gives back for a version of the lesson's own kernel, and that."""
+    place, (kernel, launcher) = calls_of(path, "check.kernel")[name]
+    own = lessons.own_of(name, kernel)
+    namespace = namespace_of(path, place)
+    namespace[kernel] = handed = change(own)
+    return own, handed, check.kernel(name, handed, namespace[launcher])
+
+
+@pytest.mark.parametrize(("path", "name"), KERNELS, ids=[name for _, name in KERNELS])
+def test_the_lessons_own_passes(path, name, capsys):
+    checked(path, name)
+    said = capsys.readouterr().out
+    assert "FAILED" not in said and "passed  right" in said and "passed  compiles" in said
+
+
+@pytest.mark.parametrize(("path", "name", "slip"), SLIPS, ids=[f"{name}: {slip[1][:40]}" for _, name, slip in SLIPS])
+def test_a_slip_turns_it_red(path, name, slip, capsys):
+    own, _, back = checked(path, name, lambda own: lessons.slipped(own, slip))
+    said = capsys.readouterr().out
+    assert "FAILED" in said and slip[2] in said
+    assert back is own
+
+
+@pytest.mark.parametrize(("path", "name"), TURNS, ids=[name for _, name in TURNS])
+def test_a_turns_slips_are_named(path, name, capsys):
+    _, (function, *_) = calls_of(path, "check.step")[name]
+    own = lessons.own_of(name, function)
+    check.step(name, own)
+    assert "right" in capsys.readouterr().out
+    for slip in lessons.data_of(name, "TURNS").slips:
+        check.step(name, lessons.slipped(own, slip))
+        said = capsys.readouterr().out
+        assert "not yet" in said and slip[2] in said

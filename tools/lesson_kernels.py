@@ -1,0 +1,153 @@
+"""Write ``kernels/lessons/lesson_NN.py`` from the notebooks: what a lesson goes on with where its reader has written nothing.
+
+Of each cell that calls ``check.kernel`` it takes the kernel, with the answer below the cell in place of the kernel's ``...``;
+of a turn whose check is data (``kernels/check/lessons``) the answer as it stands; and whatever of the notebook these use.
+``make refresh`` calls it.
+"""
+
+import ast
+import importlib
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+
+from tools.cells import without_magics
+from tools.kernel_environment import ROOT
+
+FOLDER = Path("kernels/lessons")
+ANSWER = re.compile(r"<details>.*?```python\n(.*?)```.*?</details>", re.DOTALL)
+
+
+def filled(source: str, answer: str) -> str:
+    """A cell's text with ``answer`` in place of its line with ``...``, indented as that line is."""
+    lines = source.splitlines()
+    dots = [
+        node.lineno - 1
+        for node in ast.walk(ast.parse(without_magics(source)))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is ...
+    ]
+    if len(dots) != 1:
+        raise ValueError(f"the cell has {len(dots)} lines with `...` alone, needs one")
+    place = dots[0]
+    indent = " " * (len(lines[place]) - len(lines[place].lstrip()))
+    lines[place : place + 1] = textwrap.indent(textwrap.dedent(answer), indent).rstrip().splitlines()
+    return "\n".join(lines)
+
+
+def with_answers(path: Path):
+    """The notebook with each kernel's answer in its place; and the same for the turns that are data."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell, below in zip(notebook.cells, notebook.cells[1:]):
+        if cell.cell_type == "code" and (name := checked(cell.source)):
+            answer = ANSWER.search(below.source if below.cell_type == "markdown" else "")
+            if answer is None:
+                raise ValueError(f"{path.name}: no answer stands below the cell {cell.id}, which checks {name}")
+            if "check.kernel(" in cell.source:
+                cell.source = filled(cell.source, answer[1])
+            else:
+                call = next(line for line in cell.source.splitlines() if line.startswith("check.step("))
+                cell.source = f"{answer[1]}\n\n{call}"
+    return notebook
+
+
+def checked(source: str) -> str:
+    """The name of the kernel, or of the turn that is data, that a cell checks; empty if none."""
+    found = re.search(r"^(?:\w+ = )?check\.(kernel|step)\(\"(\d\d)-([\w-]+)\"", source, re.MULTILINE)
+    if found is None or (found[1] == "step" and f"{found[2]}-{found[3]}" not in turns(found[2])):
+        return ""
+    return f"{found[2]}-{found[3]}"
+
+
+def turns(lesson: str) -> dict:
+    """The turns of a lesson that are data."""
+    try:
+        return getattr(importlib.import_module(f"kernels.check.lessons.lesson_{lesson}"), "TURNS", {})
+    except ModuleNotFoundError:
+        return {}
+
+
+def module(path: Path) -> str:
+    """The text of a lesson's module; empty where the notebook checks nothing that it would hold."""
+    known: dict[str, str] = {}  # name -> the statement that binds it where the notebook has come so far
+    wanted: dict[str, str] = {}
+    for cell in with_answers(path).cells:
+        if cell.cell_type != "code":
+            continue
+        source = without_magics(cell.source)
+        defined = {}
+        for statement in ast.parse(source).body:
+            if "check.kernel(" not in (text := _text(source, statement)):
+                defined |= dict.fromkeys(_bound(statement), text)
+        if checked(cell.source):
+            for name, text in defined.items():
+                if text.lstrip().startswith(("@triton.jit", "def ")):
+                    _need(name, text, known | defined, wanted)
+        known |= defined
+    if not wanted:
+        return ""
+    imports = sorted({text for text in wanted.values() if text.startswith(("import ", "from "))}, key=_order)
+    others = list(dict.fromkeys(text for text in wanted.values() if text not in imports))
+    doc = f'"""What lesson {path.name[:2]} goes on with, made from notebooks/{path.name}: see this package."""'
+    parts = ["\n".join(imports)] * bool(imports) + others
+    texts = [doc, "", parts[0]]
+    for before, text in zip(parts, parts[1:]):
+        texts += ["\n" if "def " in text or "def " in before or before is parts[0] and "def " in text else "", text]
+    return "\n".join(texts) + "\n"
+
+
+def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -> None:
+    """Add a definition to what is wanted, after all that it uses."""
+    if name in wanted:
+        return
+    if text.startswith(("import ", "from ")):
+        wanted[name] = _import_of(name, text)
+        return
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    for other in sorted(used - {name}):
+        if other in known and known[other] != text:
+            _need(other, known[other], known, wanted)
+    wanted[name] = text
+
+
+def _import_of(name: str, text: str) -> str:
+    """The part of an import that binds ``name``."""
+    (statement,) = ast.parse(text).body
+    statement.names = [alias for alias in statement.names if (alias.asname or alias.name.split(".")[0]) == name]
+    return ast.unparse(statement)
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name.split(".")[0] for alias in statement.names]
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return [statement.name]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)]
+
+
+def _text(source: str, statement: ast.stmt) -> str:
+    first = min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
+    return "\n".join(source.splitlines()[first - 1 : statement.end_lineno])
+
+
+def _order(text: str):
+    return (0 if "torch" in text and "kernels" not in text else 1 if "triton" in text else 2), text
+
+
+def write(root: Path = ROOT) -> list[Path]:
+    """Write the modules of all lessons; returns those that changed."""
+    changed = []
+    for path in sorted(root.glob("notebooks/*.ipynb")):
+        target, text = root / FOLDER / f"lesson_{path.name[:2]}.py", module(path)
+        before = target.read_text() if target.exists() else ""
+        if text != before:
+            target.write_text(text) if text else target.unlink()
+            changed.append(target)
+    return changed
+
+
+if __name__ == "__main__":
+    sys.stdout.write("".join(f"{path.relative_to(ROOT)}\n" for path in write()))
