@@ -91,11 +91,14 @@ def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Predict
     return figure
 
 
-def sweep(lesson: str, name: str, *, predicted: Callable | None = None, label: str = "", scaled_to: str = "fastest"):
+def sweep(
+    lesson: str, name: str, *, predicted: Callable | None = None, label: str = "",
+    what: str = "the box", scaled_to: str = "fastest",
+):  # fmt: skip
     """Draw a recorded sweep of a lesson's kernel: time against the parameter, and over it what the lesson's box predicts.
 
     predicted: function of the parameter's value whose *shape* is claimed; it is scaled to meet a point.
-    label: the parameter, as the axis shall name it. scaled_to: that point, "fastest" or "first".
+    label: the parameter, as the axis shall name it. what: what predicts. scaled_to: that point, "fastest" or "first".
     """
     from matplotlib.ticker import NullLocator
 
@@ -119,8 +122,8 @@ def sweep(lesson: str, name: str, *, predicted: Callable | None = None, label: s
         best = 0 if scaled_to == "first" else min(at, key=times.__getitem__)
         scaled = [w / wanted[best] * times[best] for w in wanted]
         ax.plot(at, scaled, color=style.INKS[1], linestyle="--")
-        ends.append((scaled[-1], f"the box, scaled to\nthe {scaled_to} point", style.INKS[1]))
-        alt += f" A dashed line is what the box predicts, scaled to meet the {scaled_to} point."
+        ends.append((scaled[-1], f"{what}, scaled to\nthe {scaled_to} point", style.INKS[1]))
+        alt += f" A dashed line is what {what} predicts, scaled to meet the {scaled_to} point."
         drawn += scaled
     ax.set_xticks(at, [str(value) for value in values])
     ax.set_xlabel(label or name)
