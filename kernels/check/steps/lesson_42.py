@@ -81,8 +81,8 @@ def accumulate(kernel):
         return f"Not all {pieces} slots are added: slot z begins z · numel elements behind the first"
     i = int((out != first_old.half()).nonzero()[0])
     return (
-        f"Element {i} is {float(out[i]):.4g}, expected {float(first_old[i]):.4g}, which is {float(old[i]):.3g} and the sum of "
-        "its five slots: offs, offs + numel, offs + 2 · numel, …, each once"
+        f"Element {i} is {float(out[i]):.4g}, expected {float(first_old[i]):.4g}, which is {float(old[i]):.3g} and the sum "
+        "of its five slots: offs, offs + numel, offs + 2 · numel, …, each once"
     )
 
 
