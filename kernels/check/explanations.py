@@ -55,7 +55,7 @@ _EXPLAINED = (
         "out of bounds for shape",
         "the second argument of tl.max, tl.min and tl.sum is an axis: tl.maximum and tl.minimum compare two blocks",
     ),
-    ("KeyError", "a table lacks this entry: each operation needs its own"),
+    ("KeyError", "a dictionary lacks this entry (of a compiler's table: each operation needs its own)"),
     ("is no Python", "the text must be a function that Python can read: print it"),
     ("defines no function", "the text must define the function that the exercise names"),
     (

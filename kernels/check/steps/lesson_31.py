@@ -29,7 +29,7 @@ def speaker(answer):
         launch(_tile_kernel, (1,), score, out, who, bias, T, answer)
     except Exception as raised:
         if "invalid operands of type pointer" in str(raised.__cause__ or raised):
-            return "An address has a bias added to it: tables[0] is speaker, whose numbers are places, and tables[1] is bias"
+            return "A bias is added to an address: tables[0] is speaker, whose numbers are places, and tables[1] is bias"
         raise
     asks, asked = who[:, None], who[None, :]
     added = bias[asks, asked]
