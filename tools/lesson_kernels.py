@@ -105,7 +105,8 @@ def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -
     if text.startswith(("import ", "from ")):
         wanted[name] = _import_of(name, text)
         return
-    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+    used = {node.id for node in names} - {node.id for node in names if isinstance(node.ctx, ast.Store)}
     for other in sorted(used - {name}):
         if other in known and known[other] != text:
             _need(other, known[other], known, wanted)
