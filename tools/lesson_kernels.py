@@ -105,8 +105,11 @@ def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -
     if text.startswith(("import ", "from ")):
         wanted[name] = _import_of(name, text)
         return
-    names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-    used = {node.id for node in names} - {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in names} - bound
     for other in sorted(used - {name}):
         if other in known and known[other] != text:
             _need(other, known[other], known, wanted)
