@@ -60,10 +60,10 @@ def test_the_walks_go_opposite_ways_and_meet_only_for_a_gate(gates, red):
 
 
 def test_errors_have_a_panel_for_each_experiment_and_a_line_for_each_formula():
-    lines = {"one": [1e-7, 1e-6], "other": [1e-3, 1e3]}
+    lines = {"sum form": [1e-7, 1e-6], "running sum": [1e-3, 1e3]}
     figure = drawings.gate_errors({"first": ([0, -20], lines), "second": ([0, -20], lines)}, "gate", alt="two panels")
     assert [ax.get_title() for ax in figure.axes] == ["first", "second"] and figure.alt == "two panels"
-    assert all([line.get_label() for line in ax.lines][:2] == ["one", "other"] for ax in figure.axes)
+    assert all([line.get_label() for line in ax.lines][:2] == ["sum form", "running sum"] for ax in figure.axes)
 
 
 def test_a_chunks_gradients_have_a_share_of_its_pairs_and_one_of_a_state():

@@ -5,6 +5,12 @@ import numpy as np
 from kernels.lab import style
 from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
 
+#: The colour and the marker of each formula of a gate's gradient, in all figures the same.
+FORMULAS = {
+    "sum form": 0, "ours, recurrent": 0, "ours, chunk": 2,
+    "running sum": 1, "without the diagonal": 4, "FLA, recurrent": 3, "FLA, chunk": 5,
+}  # fmt: skip
+
 
 def two_walks(T: int = 4, gates: bool = False):
     """The walk forward above the tokens, the walk back below; ``gates`` shows what their gradients would need of both."""
@@ -105,7 +111,8 @@ def gate_errors(panels: dict, xlabel: str, *, alt: str):
     """
     figure, axes = style.picture(6.8, 3.4, 1, len(panels))
     for ax, (title, (gates, lines)) in zip(axes.flat, panels.items(), strict=True):
-        for i, (name, errors) in enumerate(lines.items()):
+        for name, errors in lines.items():
+            i = FORMULAS[name]
             looks = {"marker": style.MARKERS[i], "color": style.INKS[i], "markerfacecolor": "white", "label": name}
             ax.semilogy(gates, errors, **looks)
         ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
@@ -114,6 +121,41 @@ def gate_errors(panels: dict, xlabel: str, *, alt: str):
     axes[0, 0].set_ylabel("relative error of the gradient (dashed: 1)")
     axes[0, 0].legend(fontsize=style.NOTE_SIZE, loc="upper left")
     figure.alt = alt
+    return figure
+
+
+def gate_parts():
+    """A gate's rectangle of pairs, cut at the edges of its chunk in four, and what each part is, in the same colours."""
+    parts = (
+        ("1  both in the chunk:", "$W_{ts}$,  s < u $\\leq$ t"),
+        ("2  s before it, in the state that enters:", "$c\\,e^{\\Gamma_t}\\,q_t^\\top S\\,do_t$,  t $\\geq$ u"),
+        ("3  t behind it, in the gradient that comes back:", "$e^{\\Gamma_C-\\Gamma_s}\\,k_s^\\top dS\\,v_s$,  s < u"),
+        ("4  both outside:", "$e^{\\Gamma_C}\\,\\langle S, dS\\rangle$"),
+    )
+    t, s = np.meshgrid(np.arange(1, 14), np.arange(13), indexing="ij")  # 12 tokens; s = 0: S_0; t = 13: dlast
+    figure, ((ax, words),) = style.picture(8.0, 3.9, 1, 2)
+    ax.bar(s[s <= t], 1, 1, t[s <= t] - 0.5, color="white", edgecolor=style.GRID, linewidth=0.5)
+    for i, (late, early) in enumerate(((False, False), (False, True), (True, False), (True, True))):
+        inside = (s < 7) & (t >= 7) & ((s <= 4) == early) & ((t >= 9) == late)
+        ax.bar(s[inside], 1, 1, t[inside] - 0.5, edgecolor=style.GRID, linewidth=0.5, color=style.FILLS[i])
+        middle = s[inside].mean(), t[inside].mean()
+        ax.text(*middle, f"{i + 1}", ha="center", va="center", fontsize=style.TEXT_SIZE, fontweight="bold")
+        looks = {"facecolor": style.FILLS[i], "edgecolor": "none", "boxstyle": "square,pad=0.35"}
+        words.text(0, 0.9 - 0.26 * i, parts[i][0], fontsize=style.TEXT_SIZE, va="center", transform=words.transAxes)
+        words.text(0.06, 0.79 - 0.26 * i, parts[i][1], fontsize=style.TEXT_SIZE + 1, va="center", bbox=looks,
+                   transform=words.transAxes)  # fmt: skip
+    ax.plot([4.5, 8.5, 8.5, 4.5, 4.5], [4.5, 4.5, 8.5, 8.5, 4.5], color="black", linewidth=1.2)
+    ax.text(8.8, 5.4, "the chunk,\ntokens 5 to 8", fontsize=style.NOTE_SIZE, va="center")
+    ax.set(xlim=(-0.5, 12.5), ylim=(13.5, 0.5), aspect="equal", xlabel="key s, which wrote", ylabel="query t, which reads")
+    ax.set_xticks([0, 2, 4, 6, 8, 10, 12], ["$S_0$", 2, 4, 6, 8, 10, 12])
+    ax.set_yticks([1, 3, 5, 7, 9, 11, 13], [1, 3, 5, 7, 9, 11, "$\\mathrm{d}S_\\mathrm{last}$"])
+    ax.set_title("gate u = 7", fontsize=style.TEXT_SIZE)
+    words.axis("off")
+    figure.alt = (
+        "Left the lower triangle of pairs, queries downwards and keys to the right, with the chunk of tokens 5 to 8 framed. "
+        "The rectangle of gate 7, rows from 7 on and columns before 7, is cut at the chunk's edges into four coloured parts: "
+        "1 in the chunk, 2 left of it, 3 below it, 4 left of and below it. Right the sum's four terms, each in its colour."
+    )
     return figure
 
 
