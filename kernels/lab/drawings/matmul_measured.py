@@ -10,7 +10,8 @@ from kernels.lab.roofline import recorded
 #: The tile of each rung that has one; "naive" computes one element, and its columns of b cost a sector a number.
 TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "buffers")}
 TILES |= {"128 × 128": (128, 128), "128 × 256": (128, 256), "four buffers": (128, 256)}
-LEVELS = 0.1, 2500.0  # TFLOP/s, the ends of the roofline's axis
+#: The ends of a roofline's axes, by lesson: operations per byte, TFLOP/s; and where the ridge's name stands.
+ENDS = {"04": ((0.03, 600.0), (0.1, 2500.0), 0.2), "05": ((8.0, 400.0), (25.0, 2000.0), 30.0)}
 
 
 def matmul_sweeps(lesson: str = "05"):
@@ -98,22 +99,22 @@ def matmul_roofline(lesson: str = "05", *, predicted=None):
     top, other = (ordinary, tensor) if lesson == "04" else (tensor, ordinary)
     figure, axes = style.picture(7.2, 4.4)
     ax = axes[0, 0]
-    low, high = 0.03, 600.0
+    (low, high), levels, ridge_at = ENDS[lesson]
     note = {"textcoords": "offset points", "fontsize": NOTE}
     ax.plot([low, top / beta, high], [beta * low, top, top], color="black", linewidth=1.4)
     ax.fill_between(
-        [low, top / beta, high], [beta * low, top, top], LEVELS[1], color=style.GRID, alpha=0.3, linewidth=0
+        [low, top / beta, high], [beta * low, top, top], levels[1], color=style.GRID, alpha=0.3, linewidth=0
     )
     ax.plot([other / beta, high], [other] * 2, "--", color="black", linewidth=1.2)
-    ax.plot([top / beta] * 2, [LEVELS[0], top], ":", color=style.INKS[1], linewidth=1.4)
+    ax.plot([top / beta] * 2, [levels[0], top], ":", color=style.INKS[1], linewidth=1.4)
     over = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}  # a name covers the ridge
     ax.annotate(f"tensor cores: {tensor:.0f} TFLOP/s", (high, tensor), (-3, 4), ha="right", **note)
     below = f"ordinary\nmultiply-adds:\n{ordinary:.0f} TFLOP/s"
     ax.annotate(below, (high, ordinary), (-3, -4), ha="right", va="top", **note)
     ridge = f"the ridge:\n{top / beta:.0f} operations\nper byte"
-    ax.annotate(ridge, (top / beta, 0.2), (4, 0), color=style.INKS[1], **note)
-    slope_at = 0.2 if lesson == "04" else 1
-    rising = {"ha": "center", "rotation": _slope(ax, low, high), "rotation_mode": "anchor"}
+    ax.annotate(ridge, (top / beta, ridge_at), (4, 0), color=style.INKS[1], **note)
+    slope_at = 0.2 if lesson == "04" else 16
+    rising = {"ha": "center", "rotation": _slope(ax, (low, high), levels), "rotation_mode": "anchor"}
     ax.annotate(f"L2 delivers {beta:.2g} TB/s", (slope_at, beta * slope_at), (-2, 4), **rising, **note)
     climb = _bends(list(points.values()))
     for first, second in zip(climb, climb[1:]):
@@ -121,12 +122,12 @@ def matmul_roofline(lesson: str = "05", *, predicted=None):
     ax.plot(*zip(*points.values(), strict=True), "o", color=style.INKS[0], markersize=5)
     if hollow:
         ax.plot(*zip(*hollow.values(), strict=True), "o", markerfacecolor="none", color="black", markersize=9)
-    places = {"order": ((-9, -1), "right"), "buffers": ((-9, 4), "right"), "128 × 128": ((-9, 4), "right")}
-    places |= {"four buffers": ((-9, 4), "right")}
+    left = {name: ((-9, 4), "right") for name in ("buffers", "128 × 128", "four buffers")}
+    places = left | {"order": ((-9, -1), "right"), "128 × 256": ((6, -20), "right")}
     for i, (name, at) in enumerate(points.items(), start=1):
         shift, ha = places.get(name, ((9, -5), "left"))
         ax.annotate(f"{i} {name}", at, shift, ha=ha, color=style.INKS[0], **note, **({} if name in places else over))
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=LEVELS)
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=levels)
     ax.set(xlabel="operations for each byte asked for, in whole sectors", ylabel="TFLOP/s")
     told = ", ".join(f"{name} {speed:.3g} TFLOP/s at {x:.2g}" for name, (x, speed) in points.items())
     whose = "ordinary multiply-adds" if lesson == "04" else "the tensor cores"
@@ -148,10 +149,10 @@ def _bends(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [points[0], *(b for a, b, c in inner if a[0] != c[0] or c[1] > 2 * a[1]), points[-1]]
 
 
-def _slope(ax, low: float, high: float) -> float:
+def _slope(ax, ends, levels) -> float:
     """The angle, in degrees, at which a rate's line rises on these two logarithmic axes."""
     width, height = ax.figure.get_size_inches() * (0.88, 0.86)  # inside the axes' labels
-    across, up = np.log10(high / low), np.log10(LEVELS[1] / LEVELS[0])
+    across, up = np.log10(ends[1] / ends[0]), np.log10(levels[1] / levels[0])
     return float(np.degrees(np.arctan2(height / up, width / across)))
 
 
