@@ -85,3 +85,8 @@ def test_a_wall_stands_in_front_of_its_token_and_the_front_turns():
 def test_a_step_asked_for_ahead_is_as_long_as_its_longer_part():
     figure = drawings.step_chain({"rows": 400, "instructions": 160, "trips": 100})
     assert "660 ns" in figure.alt and "takes 400 ns" in figure.alt
+
+
+def test_an_undone_step_multiplies_the_error_and_the_figure_says_when_all_is_lost():
+    figure = drawings.undone_steps({"decay 0.5": [2.0**t * 1e-7 for t in range(30)], "decay 1": [1e-7] * 30})
+    assert "decay 0.5 is lost after 25 steps" in figure.alt and "decay 1 is right to 1e-07 after 30" in figure.alt

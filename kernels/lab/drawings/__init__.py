@@ -37,6 +37,7 @@ from kernels.lab.drawings.recurrence_backward import (
     gate_parts,
     gradient_step,
     two_walks,
+    undone_steps,
 )
 from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
 
@@ -88,6 +89,7 @@ __all__ = [
     "tile_order",
     "tile_sectors",
     "two_walks",
+    "undone_steps",
     "views",
     "walk",
     "wgrad_tiles",
