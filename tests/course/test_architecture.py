@@ -1,6 +1,6 @@
 """The arrows between the parts of the repository, read from the imports; and what else holds for all of its code.
 
-notebooks → lab, check, gluon_model, operators;  check → lab, gluon_model, reference.py of the rooms;
+notebooks, lessons → lab, check, gluon_model, lessons, operators;  check → lab, gluon_model, reference.py of the rooms;
 gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
 runtime → _low_precision, _triton_interpreter, _triton_mode;  lab's private names → _low_precision;
 benchmarks → operators, lab.roofline, and the tuner → common.configs, whose tables it writes.
@@ -61,7 +61,7 @@ def may(importer: str, imported: str) -> bool:
         return True
     top, *rest = importer.split(".")
     if top == "notebooks":
-        return part in (*ROOMS, *INSTRUMENTS) and not any(p.startswith("_") for p in imported.split("."))
+        return part in (*ROOMS, *INSTRUMENTS, "lessons") and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
         writers = ("benchmarks.tune", "benchmarks.dynamic_conv_cost", "benchmarks.dynamic_conv_tiles")
         writers += ("benchmarks.populations.fit_flex_attention",)
@@ -86,6 +86,8 @@ def may(importer: str, imported: str) -> bool:
         return part in INSTRUMENTS or (part in ROOMS and imported.endswith(".reference"))
     if mine == "gluon_model":
         return part in ("gluon_model", "lab")
+    if mine == "lessons":  # a notebook's own lines
+        return may("notebooks", imported)
     assert mine == "lab", f"{importer} belongs to no part of the architecture"
     return part == "lab"
 
@@ -151,7 +153,8 @@ def test_the_package_is_laid_out_in_these_folders():
     package = ROOT / "kernels"
     assert {path.name for path in package.glob("*.py")} == {"__init__.py", "runtime.py", *TRITONS_PRIVATE[:3]}
     folders = {path.parent for path in package.glob("*/**/*.py")}
-    parts = {"common", *INSTRUMENTS, "check/clinics", "check/steps", "lab/drawings", "lab/measured", *ROOMS}
+    parts = {"common", *INSTRUMENTS, "check/clinics", "check/lessons", "check/steps", "lessons", *ROOMS}
+    parts |= {"lab/drawings", "lab/measured"}
     parts |= {f"{room}/{way}" for room in ROOMS for way in WAYS[room]}
     assert {folder.relative_to(package).as_posix() for folder in folders} == parts
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []  # no wheel would hold it
