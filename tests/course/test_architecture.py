@@ -3,7 +3,7 @@
 notebooks, lessons → lab, check, gluon_model, lessons, operators;  check → lab, gluon_model, reference.py of the rooms;
 gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
 runtime → _low_precision, _triton_interpreter, _triton_mode;  lab's private names → _low_precision;
-benchmarks → operators, lab.roofline, and the tuner → common.configs, whose tables it writes.
+benchmarks → operators, lessons, lab.roofline, and the tuner → common.configs, whose tables it writes.
 """
 
 import ast
@@ -71,7 +71,7 @@ def may(importer: str, imported: str) -> bool:
             return True  # it empties the plans when it changes what they were made from
         if importer == "benchmarks.populations.report" and imported in ("kernels.lab.style", "kernels.lab.machine_record"):
             return True  # its plots look as the lessons' do
-        return part in ROOMS or imported == "kernels.lab.roofline"
+        return part in (*ROOMS, "lessons") or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
     below = ("_low_precision", "_triton_interpreter", "_triton_mode")  # what the runtime puts right
     if part in below:
