@@ -123,7 +123,7 @@ def matmul_roofline(lesson: str = "05", *, predicted=None):
     if hollow:
         ax.plot(*zip(*hollow.values(), strict=True), "o", markerfacecolor="none", color="black", markersize=9)
     left = {name: ((-9, 4), "right") for name in ("buffers", "128 × 128", "four buffers")}
-    places = left | {"order": ((-9, -1), "right"), "128 × 256": ((6, -20), "right")}
+    places = left | {"order": ((-9, -1), "right")}
     for i, (name, at) in enumerate(points.items(), start=1):
         shift, ha = places.get(name, ((9, -5), "left"))
         ax.annotate(f"{i} {name}", at, shift, ha=ha, color=style.INKS[0], **note, **({} if name in places else over))
