@@ -109,6 +109,7 @@ KERNELS = {
                 "slot + w",
                 "slot w is right for a document's first token alone: at place p, tap w reads slot p + w",
             ),
+            ("if w > 0:", "if w > W:", "no document leaves its new state: the last token's taps 1 to W - 1 have it"),
             (
                 "if w > 0:\n            tl.store(after_ptr + slot + w - 1, X, mask=last)",
                 "if w < W - 1:\n            tl.store(after_ptr + slot + w, X, mask=last)",

@@ -35,6 +35,11 @@ KERNELS = {
         },
         slips=[
             (
+                "X, dX = X[1:], sums[1:]",
+                "pass",
+                "nothing goes on to the next step: X[1:] is the window without its oldest, sums[1:] what the others have",
+            ),
+            (
                 "dy = tl.load(dy_ptr + here, mask=mask",
                 "dy = tl.load(dy_ptr + here, mask=own",
                 "the run's last W - 1 inputs lack shares: tokens behind the run saw them, too, so dy and k are read there",
