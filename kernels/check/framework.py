@@ -210,7 +210,8 @@ def check(
     submission = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
     with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
-        report = _Report(exercise, submission, seed, grading)
+        things = {name: 1 for name in exercise.worth} | {"right": len(exercise.properties)}
+        report = _Report(exercise, submission, seed, grading, sum(things[name] for name in verdicts if name in things))
         for verdict in VERDICTS:
             if verdict in verdicts and verdict in exercise.worth and not report.over:
                 getattr(report, verdict)()
@@ -230,7 +231,7 @@ def check(
 class _Report:
     """One run of a check: what is printed, and the points of each verdict."""
 
-    def __init__(self, exercise: Exercise, submission: Submission, seed, grading: bool):
+    def __init__(self, exercise: Exercise, submission: Submission, seed, grading: bool, of: int):
         self.exercise, self.submission, self.seed, self.grading = exercise, submission, seed, grading
         self.earned: dict[str, int] = {}
         self.failed: list[str] = []
@@ -238,7 +239,7 @@ class _Report:
         self.failing: dict[str, Failing] = {}
         self.over = self.missing = False  # nothing more is looked at
         self.answered = False  # some answer is right
-        self.progress = Progress()
+        self.progress = Progress(of)
         self._texts: list[str] | None = None  # of the kernels
 
     def cases(self, name: str, make: Callable[[Draw], Iterable[Case]]) -> Iterable[Case]:

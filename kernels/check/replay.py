@@ -12,6 +12,7 @@ What a launch is given must then be the same in both calls:
 """
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -48,7 +49,9 @@ class View(NamedTuple):
     def of(self, storage) -> torch.Tensor:
         """The tensor, in this storage; or in its bytes."""
         storage = storage.untyped_storage() if isinstance(storage, torch.Tensor) else storage
-        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, self.offset, self.shape, self.strides)
+        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(
+            storage, self.offset, self.shape, self.strides
+        )
 
     def places(self) -> torch.Tensor:
         """Where its elements are in their storage, in elements, row by row."""
@@ -218,6 +221,8 @@ class _Watch:
         """Note one launch; ``False``: it is not to run."""
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         bound = inspect.getcallargs(kernel.fn, *args, **{k: v for k, v in kwargs.items() if k not in options})
+        for name in _triton_private.constant_parameters(kernel):
+            each(bound[name], functools.partial(_no_tensor, name))
         grid = tuple(grid(bound) if callable(grid) else grid)
         views = {}
 
@@ -256,6 +261,12 @@ class Unfilled(TorchFunctionMode):
         return made
 
 
+def _no_tensor(name: str, tensor):
+    raise OnHost(
+        f"{name} is a tensor, and a tl.constexpr", "a constant is part of the kernel's text: leave tl.constexpr out"
+    )
+
+
 def _line() -> tuple[str, int]:
     """The learner's line that launches."""
     frame = sys._getframe(1)
@@ -266,7 +277,9 @@ def _line() -> tuple[str, int]:
 
 def _elements(storage, dtype) -> torch.Tensor:
     """A storage as a tensor of one axis."""
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(
+        storage, 0, (storage.nbytes() // dtype.itemsize,), (1,)
+    )
 
 
 def _bytes(storage) -> torch.Tensor:

@@ -8,7 +8,9 @@ import time
 
 CALL_SECONDS = 10  # of computing, one call of the learner's function
 WAIT_SECONDS = 60  # one that waits instead, for a lock or for a busy machine
-AGAIN_SECONDS = 2  # Python drops what is raised inside a destructor or a weak reference's callback: then it is raised again
+AGAIN_SECONDS = (
+    2  # Python drops what is raised inside a destructor or a weak reference's callback: then it is raised again
+)
 PATIENCE_SECONDS = 3  # until a check shows what it is at
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -57,21 +59,26 @@ def _clock(thread: int):
 
 
 class Progress:
-    """One line that says what a check is at, once it has taken a while, and is gone when it ends.
+    """One line that says what a check is at, and about how long it still takes, once it has taken a while.
 
-    ``KERNELS_PROGRESS=0`` keeps it quiet, where what is printed is stored or compared.
+    ``KERNELS_PROGRESS=0`` keeps it quiet, where what is printed is stored or compared. ``of`` is how many things there are.
     """
 
-    def __init__(self):
+    def __init__(self, of: int):
+        self.of, self.number, self.now = of, 0, ""
         self.began, self.shown = time.monotonic(), 0
         self.quiet = os.environ.get("KERNELS_PROGRESS") == "0" or os.environ.get("KERNELS_GRADING") == "1"
 
     def at(self, what: str) -> None:
         """Show it, after a while."""
+        if what != self.now:
+            self.number, self.now = self.number + 1, what
         took = time.monotonic() - self.began
         if took > PATIENCE_SECONDS and not self.quiet:
             self.clear()
-            text = f"at work for {took:.0f} s, now: {what}"
+            text = f"{what}: {self.number} of {self.of}, after {took:.0f} s"
+            if self.number > 1:
+                text += f", about {took / (self.number - 1) * (self.of - self.number + 1):.0f} s left"
             print(f"\r{text}", end="", flush=True)
             self.shown = len(text)
 

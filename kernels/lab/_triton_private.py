@@ -307,6 +307,11 @@ def is_gluon(value) -> bool:
     return isinstance(value, JITFunction) and value.is_gluon()
 
 
+def constant_parameters(kernel) -> list[str]:
+    """The parameters that a kernel declares as ``tl.constexpr``."""
+    return [param.name for param in JITFunction(kernel.fn).params if param.is_constexpr]
+
+
 def python_function(value):
     """The plain function behind a kernel, a helper or a compile-time function; None for anything else."""
     if is_kernel(value) or isinstance(value, ConstexprFunction):

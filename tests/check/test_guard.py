@@ -69,7 +69,7 @@ def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
     monkeypatch.setenv("KERNELS_PROGRESS", "1")
     assert right(softmax()) == 10
     out = capsys.readouterr().out
-    assert re.search(r"\rat work for \d+ s, now: ragged width", out) and out.splitlines()[-1].endswith(
+    assert re.search(r"\rragged width: 3 of 11, after \d+ s, about \d+ s left", out) and out.splitlines()[-1].endswith(
         "10 of 10 points"
     )
 
@@ -134,7 +134,9 @@ class TestGuarded:
             with check.guarded():
                 softmax(', other=-float("inf")', "")(torch.ones(3, length), torch.ones(3, length), torch.ones(3))
             said = capsys.readouterr().out
-            assert said.endswith("hence the nan in the result.\n") and "`other` is missing" in said if says else not said
+            assert (
+                said.endswith("hence the nan in the result.\n") and "`other` is missing" in said if says else not said
+            )
 
     def test_ends_what_does_not_end(self, softmax, capsys, monkeypatch):
         monkeypatch.setattr(watch, "CALL_SECONDS", 0.3)

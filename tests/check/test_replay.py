@@ -23,6 +23,12 @@ def add(x_ptr, y_ptr, o_ptr, SIZE, c, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def unrolled(x: tl.constexpr, o_ptr):
+    for i in range(x.shape[0]):
+        tl.store(o_ptr + i, float(x[i]))
+
+
+@triton.jit
 def subtract(x_ptr, y_ptr, o_ptr, SIZE, c, BLOCK: tl.constexpr):
     add(x_ptr, y_ptr, o_ptr, SIZE, -c, BLOCK)
 
@@ -182,6 +188,7 @@ def read_back(x, y, mask, o):
         (afterwards, "o is written by the launcher, after its last launch"),
         (lambda x, y, mask, o: o.copy_((x + y.T).reshape(-1)), replay.NO_KERNEL),
         (read_back, "x_ptr of add holds what the host computed from values"),
+        (lambda x, y, mask, o: unrolled[(1,)](x[0], o), "x is a tensor, and a tl.constexpr"),
         (lambda x, y, mask, o: launch(add, x.sort(1).values, y, o), "x_ptr of add holds what the host computed"),
         (lambda x, y, mask, o: launch(add, x, mask.cumsum(1), o), "y_ptr of add holds what the host computed"),
     ),

@@ -119,10 +119,10 @@ class Judge:
                 if assignment.clinic:
                     source, said, error = gate.of_clinic(name, source, released, assignment.given, earlier)
                     notes += said
+                    with contextlib.suppress(SyntaxError):
+                        earlier.add(source)
                 else:
                     source, error = reading.python(source)
-                with contextlib.suppress(SyntaxError):
-                    earlier.add(source)
             cells.append([name, source, sorted(assignment.defines[name]), error])
         return cells
 

@@ -190,114 +190,112 @@ def row_softmax(x, out, entropy, BLOCK_N=None):
 LOOP = "while lanes_seen == lanes_seen:\n        lanes_seen = 0"
 
 ATTACKS = (
-    # Doing the work elsewhere.
-    refused(
-        "finished operator", beside("from kernels.flex_attention import flex_attention"), "an answer imports nothing"
-    ),
-    refused(
-        "triton's own softmax from disk", beside("print(open('/home/course/solutions').read())"), "runs nothing itself"
-    ),
-    refused(
+    # Doing the work elsewhere: what a launcher computes is refused, and what no kernel of Triton's says earns nothing.
+    Attack(
         "copy from the solutions",
         answer("exec(open('../../solutions/01_row_softmax/01_row_softmax.ipynb').read())"),
-        "runs",
+        "graded",
+        0.0,
+        "",
     ),
-    refused("launcher with torch", beside(RELAUNCH), "bears no @triton.jit"),
-    refused(
-        "launcher renamed",
-        answer("row_softmax = lambda x, out, entropy, BLOCK_N=None: out.copy_(x.softmax(1))"),
-        "may not be defined",
-    ),
-    refused("torch in a kernel", inside("x_ptr = torch.softmax(x_ptr, 1)"), "may not use torch"),
+    Attack("torch in a kernel", inside("x_ptr = torch.softmax(x_ptr, 1)"), "graded", 0.0, ""),
     Attack("torch through a constant", answer(CONSTANT_TENSOR), "graded", 0.0, ""),
-    refused("a kernel calls the launcher", inside("row_softmax(x_ptr, out_ptr)"), "may not use row_softmax"),
-    refused("a kernel asks for the check", inside("check.row_softmax"), "may not look at .row_softmax"),
-    # The check, the framework, the libraries.
-    refused("own check object", beside("class check:\n    row_softmax = lambda fn: 10"), "runs nothing itself"),
-    refused("check assigned", beside("check = 10"), "may not be defined anew"),
-    refused("check patched", beside("check.row_softmax = lambda fn: 10"), "assigns to names"),
-    refused(
-        "framework patched", beside("import kernels.check.framework as f\nf.judge = lambda *a: None"), "imports nothing"
+    Attack("a kernel calls the launcher", inside("row_softmax(x_ptr, out_ptr)"), "graded", 0.0, ""),
+    Attack("a kernel asks for the check", inside("check.row_softmax"), "graded", 0.0, ""),
+    # Around a right answer: the check, the framework and the libraries are another process's. What it does is its own affair.
+    *(
+        Attack(name, beside(source), "graded", FULL, "")
+        for name, source in (
+            ("finished operator", "from kernels.flex_attention import flex_attention"),
+            ("reads the solutions", "print(open('/home/course/solutions').read())"),
+            ("another launcher before it", RELAUNCH),
+            ("own check object", "class check:\n    row_softmax = lambda fn: 10"),
+            ("check assigned", "check = 10"),
+            ("check patched", "check.row_softmax = lambda fn: 10"),
+            ("framework patched", "import kernels.check.framework as f\nf.judge = lambda *a: None"),
+            ("torch patched", "torch.equal = lambda *a: True"),
+            ("numpy patched", "import numpy\nnumpy.argwhere = list"),
+            ("trace patched", "from kernels.lab import trace\ntrace.recording = None"),
+            ("interpreter patched", "triton.runtime.interpreter.GridExecutor.__call__ = print"),
+            ("import hook", "import sys\nsys.meta_path.insert(0, None)"),
+            ("frames", "import sys\nprint(sys._getframe(3).f_locals)"),
+            ("gc", "import gc\ngc.get_objects()"),
+            ("__import__", "x = __import__('os')"),
+            ("in an annotation", "@triton.jit\ndef k(x: print('x')):\n    pass"),
+            ("in a decorator", "@(lambda f: f)\ndef k():\n    pass"),
+            ("decorator with arguments", "@triton.jit(repr=print)\ndef k():\n    pass"),
+            ("a class", "class A:\n    pass"),
+            ("a number that cannot be printed", "open(0x" + "f" * 20_000 + ")"),
+            ("a sum of thousands", "x = " + " + ".join(["1"] * 2500)),
+            ("open behind a trial", "print(check, [open])"),
+            ("other letters", "__ｂｕｉｌｔｉｎｓ__"),
+            ("a magic", "%run ../../solutions"),
+            ("a shell command", "!cp -r ../../solutions ."),
+            ("gradebook", "import sqlite3\nsqlite3.connect('../../gradebook.db')"),
+            ("display hook", "get_ipython().display_formatter = None"),
+            ("environment", "import os\nos.environ['KERNELS_GRADING'] = '0'"),
+            ("memorised seed", "import random\nrandom.seed(0)"),
+            ("a list of 8 GB", "Y = [0] * 10 ** 9"),
+        )
     ),
-    refused("torch patched", beside("torch.equal = lambda *a: True"), "assigns to names"),
-    refused("numpy patched", beside("import numpy\nnumpy.argwhere = list"), "assigns to names"),
-    refused("trace patched", beside("from kernels.lab import trace\ntrace.recording = None"), "imports nothing"),
-    refused(
-        "interpreter patched", beside("triton.runtime.interpreter.GridExecutor.__call__ = print"), "assigns to names"
+    Attack("triton replaced", beside("triton = None"), "graded", 0.0, ""),
+    Attack("a kernel called range", beside("@triton.jit\ndef range(a):\n    return a"), "graded", 0.0, ""),
+    Attack("a line behind a separator", edited(_hidden_line, True), "graded", FULL, ""),
+    *(
+        Attack(name, plant, "crashed", 0.0, "the program ended in the middle")
+        for name, plant in (
+            ("ctypes", beside("import ctypes\nctypes.string_at(0)")),
+            ("segmentation fault", answer("import ctypes\nctypes.string_at(0)")),
+            ("in a default", beside("@triton.jit\ndef k(x=__import__('os')._exit(0)):\n    pass")),
+            ("os._exit", answer("import os\nos._exit(0)")),
+        )
     ),
-    refused("triton replaced", beside("triton = None"), "may not be defined anew"),
-    refused("import hook", beside("import sys\nsys.meta_path.insert(0, None)"), "imports nothing"),
-    # Python's machinery.
-    refused("frames", beside("import sys\nprint(sys._getframe(3).f_locals)"), "imports nothing"),
-    refused("gc", beside("import gc\ngc.get_objects()"), "imports nothing"),
-    refused("ctypes", beside("import ctypes\nctypes.string_at(0)"), "imports nothing"),
-    refused("segmentation fault", answer("import ctypes\nctypes.string_at(0)"), "imports nothing"),
-    refused("__import__", beside("x = __import__('os')"), "assigns constants alone"),
-    refused(
-        "in a default", beside("@triton.jit\ndef k(x=__import__('os')._exit(0)):\n    pass"), "default is a number"
+    # A kernel is Triton and nothing else.
+    *(
+        Attack(f"{line.splitlines()[0][:40]} in a kernel", inside(line), "graded", 0.0, "")
+        for line in (
+            "x_ptr.__class__",
+            "lanes0 = x_ptr.handle.data",
+            "lanes0 = [0 for eval in (1, 2)], eval('1')",
+            "lanes0 = getattr(tl, 'core'); getattr = 0",
+            "tl.core.sys",
+            "getattr(x_ptr, 'handle')",
+            "eval('1')",
+            "np.zeros(3)",
+            "f = lambda: open",
+            "f'{x_ptr.handle}'",
+            "(y := open)",
+            "global check",
+            "import os",
+            "try:\n        pass\n    except BaseException:\n        pass",
+        )
     ),
-    refused("in an annotation", beside("@triton.jit\ndef k(x: print('x')):\n    pass"), "bears no annotation"),
-    refused("in a decorator", beside("@(lambda f: f)\ndef k():\n    pass"), "bears @triton.jit alone"),
-    refused(
-        "decorator with arguments", beside("@triton.jit(repr=print)\ndef k():\n    pass"), "bears @triton.jit alone"
+    Attack("another program in a docstring", edited(_docstring, True), "graded", 0.0, ""),
+    Attack("def on two lines", edited(_two_lines, True), "graded", 0.0, ""),
+    # No Python at all.
+    Attack(
+        "nested too deeply",
+        answer("x = " + "(" * 190 + "1" + ")" * 190 + "\nx = " + "-" * 50_000 + "1"),
+        "graded",
+        0.0,
+        "",
     ),
-    refused("dunder in a kernel", inside("x_ptr.__class__"), "may not look at .__class__"),
-    refused("handle in a kernel", inside("lanes0 = x_ptr.handle.data"), "may not look at"),
-    refused(
-        "a name of Python's, bound in a comprehension",
-        inside("lanes0 = [0 for eval in (1, 2)], eval('1')"),
-        "may not use eval",
-    ),
-    refused(
-        "a name of Python's, bound after it was read",
-        inside("lanes0 = getattr(tl, 'core'); getattr = 0"),
-        "getattr is a value here",
-    ),
-    refused("module through tl", inside("tl.core.sys"), "may not look at .sys"),
-    refused("getattr in a kernel", inside("getattr(x_ptr, 'handle')"), "may not use getattr"),
-    refused("eval in a kernel", inside("eval('1')"), "may not use eval"),
-    refused("leaked module", inside("np.zeros(3)"), "may not look at .zeros"),
-    refused("lambda in a kernel", inside("f = lambda: open"), "may not use open"),
-    refused("text that is formatted", inside("f'{x_ptr.handle}'"), "may not look at .handle"),
-    refused("walrus", inside("(y := open)"), "may not use open"),
-    refused("global", inside("global check"), "global is not part"),
-    refused("import in a kernel", inside("import os"), "an import is not part"),
-    refused("a class", beside("class A:\n    pass"), "runs nothing itself"),
-    refused("a line behind a separator", edited(_hidden_line, True), "ends a line for some readers"),
-    refused("another program in a docstring", edited(_docstring, True), "begins with `def`"),
-    refused("def on two lines", edited(_two_lines, True), "must begin with `def row_softmax_kernel(`"),
-    refused("other letters", beside("__ｂｕｉｌｔｉｎｓ__"), "runs nothing itself"),
-    refused("a magic", beside("%run ../../solutions"), "a command of IPython"),
-    refused("a shell command", beside("!cp -r ../../solutions ."), "a command of IPython"),
-    refused("nested too deeply", answer("x = " + "(" * 190 + "1" + ")" * 190 + "\nx = " + "-" * 50_000 + "1"), ""),
-    refused("too many characters", answer("#" * 100_000), "characters"),
-    refused("a number that cannot be printed", beside("open(0x" + "f" * 20_000 + ")"), "runs nothing itself"),
-    refused("a sum of thousands", beside("x = " + " + ".join(["1"] * 2500)), "cannot look through"),
-    refused("open behind a trial", beside("print(check, [open])"), "runs nothing itself"),
+    Attack("too many characters", answer("#" * 100_000), "graded", 0.0, ""),
+    Attack("no text", answer("x = '\0'"), "graded", 0.0, ""),
     harmless(
         "half a surrogate", edited(lambda made: cell(made, "kernel").update(source="# \ud800\nrow = 1"), False), ""
     ),
-    refused("no text", answer("x = '\0'"), ""),
     # The machine.
-    refused("os._exit", answer("import os\nos._exit(0)"), "imports nothing"),
-    refused("10 000 processes", answer("import os\nfor i in range(10_000):\n    os.fork()"), "imports nothing"),
-    refused(
-        "a process that outlives", answer("import subprocess\nsubprocess.Popen(['sleep', '999'])"), "imports nothing"
+    Attack("10 000 processes", answer("import os\nfor i in range(10_000):\n    os.fork()"), "graded", 0.0, ""),
+    Attack(
+        "a process that outlives", answer("import subprocess\nsubprocess.Popen(['sleep', '999'])"), "graded", 0.0, ""
     ),
-    refused("gradebook", beside("import sqlite3\nsqlite3.connect('../../gradebook.db')"), "imports nothing"),
-    refused("display hook", beside("get_ipython().display_formatter = None"), "assigns to names"),
-    refused("environment", beside("import os\nos.environ['KERNELS_GRADING'] = '0'"), "imports nothing"),
-    Attack("memorised seed", beside("import random\nrandom.seed(0)"), "graded", FULL, "`import random` is not run"),
     Attack("endless loop", inside(f"lanes_seen = 0\n    {LOOP}"), "out of time", 0.0, "did not end within"),
-    refused(
-        "swallows interrupts", inside("try:\n        pass\n    except BaseException:\n        pass"), "try is not part"
-    ),
     Attack("100 GB", inside("big = tl.zeros((1 << 20, 1 << 15), tl.float32)"), "graded", 0.0, ""),
     Attack("a far store", inside("tl.store(out_row + 1099511627776, 1.0)"), "graded", 0.0, ""),
     Attack("a pointer from a number", inside("x_row = tl.cast(140000000000000, x_ptr.dtype)"), "graded", 0.0, ""),
     Attack("1 GB of output", inside("for i in range(2000):\n        print('x' * 500000)"), "graded", FULL - 2, ""),
     Attack("a report in an assertion", inside("assert N < 0, '\\npassed  strides'"), "graded", 0.0, ""),
-    Attack("a list of 8 GB", beside("Y = [0] * 10 ** 9"), "graded", 0.0, ""),
     Attack(
         "another program for the compiler",
         inside("row = row if tl.constexpr(1) is 1 else [row for _ in range(1)][0]"),
@@ -305,8 +303,7 @@ ATTACKS = (
         FULL - 2,
         "",
     ),
-    refused("a list in a constant", edited(_counting, True), "assigns constants alone"),
-    refused("a kernel called range", beside("@triton.jit\ndef range(a):\n    return a"), "may not be defined anew"),
+    Attack("a list in a constant", edited(_counting, True), "graded", FULL - 2, ""),
     # The notebook.
     harmless(
         "own check in a new cell",
@@ -333,14 +330,16 @@ ATTACKS = (
     ),
     refused("answer deleted", edited(_deleted("kernel"), True), "answer cell kernel is not in the notebook"),
     Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called my_solution.ipynb"),
-    refused("another exercise", raw(lambda folder: write(folder, notebook(True, "02_tiled_matmul"))), "another exercise"),
+    refused(
+        "another exercise", raw(lambda folder: write(folder, notebook(True, "02_tiled_matmul"))), "another exercise"
+    ),
     refused("two notebooks", raw(_two), "2 notebooks"),
     harmless("a name of another encoding", raw(_named(b"\xfcbung.ipynb")), "called ?bung.ipynb"),
     harmless("a name that a terminal obeys", raw(_named(b"\x1b]0;x\x07.ipynb")), "called ?]0;x?.ipynb"),
     harmless("a pipe for a timestamp", raw(_pipe_for_a_timestamp), ""),
     harmless("a thousand tags", edited(_many_tags, False), "more notes"),
     refused("a cell of 4 MB", edited(_long_cell, True), "is not in the notebook"),
-    refused("answers of megabytes", edited(_long_answers, True), "60000 are the most"),
+    Attack("answers of megabytes", edited(_long_answers, True), "graded", 0.0, "is there 2 times"),
     refused("not JSON", raw(b"{" * 10), "is not JSON"),
     refused("nested JSON", raw(b"[" * 100_000), "is not JSON"),
     refused("a number", raw(b"17"), "no list of cells"),

@@ -54,21 +54,18 @@ def test_the_compiler_sees_what_is_run(judge, line, points):
     assert ("the compiler never sees line" in found.checks[0].printed) == (points < FULL)
 
 
-KEPT = (  # where a kernel could leave its numbers for the launcher: what is written there, by the kernel, and how it is read
-    ("SEEN = [0.0]\n\n\n", "SEEN.append(row)"),
-    ("SEEN = ([0.0], 1)\n\n\n", "SEEN[0].append(row)"),
-    ("SEEN = {}\n\n\n", "SEEN[0] = row"),
-    ("SEEN = tl.constexpr([0.0])\n\n\n", "SEEN.value.append(row)"),
+@pytest.mark.parametrize(
+    ("held", "line", "points"),
+    (
+        ("SEEN = [0.0]\n\n\n", "SEEN.append(row)", FULL - 2),  # nobody can read there what no compiler takes
+        ("SEEN = {}\n\n\n", "SEEN[0] = row", 0),
+        ("SEEN = tl.constexpr([0.0])\n\n\n", "SEEN.value.append(row)", FULL - 2),
+    ),
 )
-
-
-@pytest.mark.parametrize(("held", "line"), KEPT)
-def test_no_number_leaves_a_kernel_by_a_table(judge, held, line):
+def test_what_a_kernel_leaves_in_a_table_is_worth_nothing(judge, held, line, points):
     edit = lambda source: held + source.replace("    lanes = ", f"    {line}\n    lanes = ", 1)  # noqa: E731
     found = judged(judge, NAME, "kernel", edit)
-    assert found.status == "refused" or (found.status, found.points) == ("graded", 0), (found.points, found.checks)
-    if found.status == "graded":
-        assert "a kernel writes to SEEN: what a kernel computes leaves it by tl.store" in found.checks[0].printed
+    assert (found.status, found.points) == ("graded", points), found.checks[0].printed
 
 
 LONG = f"@triton.jit\ndef {'z' * 101}(row):\n    return row if tl.constexpr(1) is 1 else {ROWS}\n\n\n"
@@ -92,11 +89,15 @@ def test_no_arm_is_let_go_by(judge, helper, line):
 
 
 def test_a_compiler_of_mods_does_not_count(judge):
-    counts = "SEEN = {0}\n\n\ndef emit_value(mod):\n    SEEN.add(len(SEEN))\n    assert len(SEEN) == 2"
+    counts = (
+        "SEEN = [1]\n\n\ndef emit_value(mod):\n    SEEN[0] += 1\n"
+        "    return emit(mod).replace('return ', f'return {SEEN[0]} * ')\n\n\ndef emit(mod):"
+    )
     edit = lambda source: source.replace("def emit_value(mod):", counts)  # noqa: E731
     found = judged(judge, "07_score_mod_compiler", "value-kernel", edit)
     (one,) = (check for check in found.checks if check.function == "emit_value")
-    assert (found.status, one.points) == ("graded", 15.0), one.printed
+    assert (found.status, one.points) == ("graded", 0.0), one.printed
+    assert "SCORE_MOD of value_kernel is" in one.printed
 
 
 TEST = "def finds_a(row_softmax{}):\n    {}\n"
