@@ -8,7 +8,6 @@ call by call. A rung that hangs or crashes is left out, and named.
 import argparse
 import functools
 import importlib
-import json
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ import torch
 
 from benchmarks import harness
 from tools.cells import execute
+from tools.lesson_kernels import with_answers
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 RUNNING = "LADDER_RUNNING"  # environment variable: a file in which a child says what it is running
@@ -104,14 +104,14 @@ def find(lesson: str) -> Ladder:
 
 
 def namespace(numbers) -> dict:
-    """What the setup cells run, and what the cells tagged ``ladder`` of these lessons define."""
+    """What the setup cells run, and what the cells tagged ``ladder`` of these lessons define, answers in their places."""
     names = {"__name__": "__main__"}
     for number in numbers:
         (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
-        for cell in json.loads(path.read_text())["cells"]:
-            whole = cell["id"] == "setup"
-            if whole or "ladder" in cell["metadata"].get("tags", []):
-                execute("".join(cell["source"]), names, whole=whole, name=f"<{path.stem}, cell {cell['id']}>")
+        for cell in with_answers(path).cells:
+            whole = cell.id == "setup"
+            if whole or "ladder" in cell.metadata.get("tags", []):
+                execute(cell.source, names, whole=whole, name=f"<{path.stem}, cell {cell.id}>")
     return names
 
 
