@@ -107,12 +107,12 @@ def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -
     if text.startswith(("import ", "from ")):
         wanted[name] = _import_of(name, text)
         return
-    tree = ast.parse(text)
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    own = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}  # they hide the notebook's names
-    if isinstance(tree.body[0], ast.FunctionDef):
-        own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    for other in sorted({node.id for node in names} - own - {name}):
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in names} - bound
+    for other in sorted(used - {name}):
         if other in known and known[other] != text:
             _need(other, known[other], known, wanted)
     wanted[name] = text

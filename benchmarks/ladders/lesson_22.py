@@ -4,7 +4,6 @@ import torch
 
 from benchmarks.ladder import Ladder, Rung, Sweep, differentiated
 from benchmarks.ladders.recurrent import LAST, inputs
-from kernels.lessons.lesson_22 import again_kernel, back_kernel
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
@@ -40,8 +39,8 @@ def ladder(B=8, T=2048, H=16, K=128, columns=(8, 16, 32, 64, 128), dtype=torch.b
         blocks, how = K // value, {"BLOCK_K": K, "BLOCK_V": value, "num_warps": num_warps or WARPS[value]}
         dq, dk = (t[f"shares of {name}"][:blocks] for name in ("dq", "dk"))
         gates, sizes, grid = (g, None, None, None), (T, H, K, K, K**-0.5), (B, H, blocks)
-        again_kernel[grid](k, v, do, *gates, t["first"], dq, *sizes, **how)
-        back_kernel[grid](q, k, v, do, *gates, t["dlast"], dk, t["dv"], t["dfirst"], *sizes, **how)
+        ns["again_kernel"][grid](k, v, do, *gates, t["first"], dq, *sizes, **how)
+        ns["back_kernel"][grid](q, k, v, do, *gates, t["dlast"], dk, t["dv"], t["dfirst"], *sizes, **how)
         return dict(zip(GRADIENTS, (x[LAST] for x in (dq.sum(0), dk.sum(0), t["dv"])), strict=True))
 
     kept = {}

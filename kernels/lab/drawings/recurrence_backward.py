@@ -112,8 +112,9 @@ def undone_steps(errors: dict[str, list[float]]):
         every = max(1, len(line) // 20)
         looks = {"color": style.INKS[i], "marker": style.MARKERS[i], "markevery": every, "markersize": 4}
         ax.semilogy(range(1, len(line) + 1), line, **looks)
-        at = next((t for t, error in enumerate(line) if error > 1e-4), 0) if len(line) > 10 else sum(error < 1e3 for error in line) - 1
-        ax.annotate(name, (at + 1, line[at]), (9, -5), textcoords="offset points", color=style.INKS[i], fontsize=9)
+        at = next((t for t, error in enumerate(line) if error > 1e-4), 0)
+        where = (at + 1, line[at]) if at else (len(line) + 1, 2e3)  # steep ones are named at the top
+        ax.annotate(name, where, (9, -5), textcoords="offset points", color=style.INKS[i], fontsize=9)
     ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
     ax.annotate("as large as the state", (1, 1), (-4, 4), ha="right", fontsize=9,
                 xycoords=ax.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
