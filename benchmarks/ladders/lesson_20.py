@@ -17,15 +17,18 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
         made |= many | {"many o": torch.empty_like(many["many v"])}
         return made | {"o": torch.empty_like(made["v"]), "first": made["many o"][:1]}
 
+    def one_row(t):  # all tokens of a text the same row: strides of 0
+        return {name: t[name][:, :1].expand_as(t[name]) for name in "qkvg"}
+
     def reference(t):
-        return {"o": exact(t), "first": exact({name: t[name][:1] for name in "qkvg"})}
+        return {"o": exact(t), "first": exact({name: t[name][:1] for name in "qkvg"}), "same": exact(one_row(t))}
 
     def in_torch(name):
         return lambda ns, t: {"o": for_all_heads(ns[name], *(t[x] for x in "qkvg"))[LAST]}
 
     def kernel(**how):
         def run(ns, t):
-            walk(ns, t, **how)
+            walk(t, **how)
             return {"o": t["o"][LAST]}
 
         return run
@@ -34,9 +37,17 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
         return {"o": recurrent_attention(*(t[x] for x in "qkv"), g=t["g"], mode="recurrent")[0][LAST]}
 
     def texts(ns, t, value):  # one warp for 16 columns
-        walk(ns, {name: t[f"many {name}"] for name in "qkvgo"}, 16, 1, value)
+        walk({name: t[f"many {name}"] for name in "qkvgo"}, 16, 1, value)
 
-    columns = min(K, 32)
+    def nearby(ns, t, value):
+        q, k, v, g = (x[-value:] for x in one_row(t).values())
+        return {"same": recurrent_attention(q, k, v, g=g, mode="recurrent")[0][LAST]}
+
+    def nearby_rows(ns, t, value):  # a gate for each row, all of them alike
+        q, k, v, g = (x[-value:] for x in one_row(t).values())
+        gk = g[..., None].expand_as(q)
+        return {"same": recurrent_attention(q, k, v, gk=gk, mode="recurrent")[0][LAST]}
+
     return Ladder(
         lesson="20",
         kernel="recurrent_attention forward",
@@ -50,12 +61,16 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
         rungs=[
             Rung("all pairs", "step 1's box, in PyTorch", in_torch("quadratic"), O),
             Rung("token by token", "step 2's box, in PyTorch", in_torch("recurrence"), O),
-            Rung("one kernel", "the state stays in registers", kernel(BLOCK_V=K, num_warps=8), O),
-            Rung("blocks of columns", "four times the programs", kernel(BLOCK_V=columns, num_warps=4), O),
-            Rung("one warp", "16 columns, and no barrier", kernel(BLOCK_V=16, num_warps=1), O),
+            Rung("128 columns", "the state stays in registers", kernel(BLOCK_V=K, num_warps=4), O),
+            Rung("16 columns", "eight times the programs", kernel(BLOCK_V=16, num_warps=4), O),
+            Rung("one warp", "no waiting for other warps", kernel(BLOCK_V=16, num_warps=1), O),
             Rung("finished operator", "the next token is asked for", finished, O, finished=True),
         ],
-        sweeps=[Sweep("sequences", "texts of one length, 16 columns, one warp", sequences, texts, ("first",))],
+        sweeps=[
+            Sweep("sequences", "texts of one length, 16 columns, one warp", sequences, texts, ("first",)),
+            Sweep("one row", "texts whose tokens are one row, finished operator", (1, B), nearby, ("same",)),
+            Sweep("one row, gk", "the same with a gate for each row of the state", (1, B), nearby_rows, ("same",)),
+        ],
         tiny=lambda: ladder(B=2, T=9, H=2, K=32, sequences=(1, 2), dtype=torch.float32),
     )
 

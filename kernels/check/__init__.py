@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from kernels.check import row_softmax, tiled_matmul, vector_add  # now: the checks below take these modules' names
 from kernels.check.clinics import CHECKS as _CLINICS
 from kernels.check.derivations import derivation as _derivation
+from kernels.check.failing import case
 from kernels.check.framework import VERDICTS
 from kernels.check.framework import check as _check
 from kernels.check.guard import guarded
 from kernels.check.guard import line_first as _line_first
 from kernels.check.lessons import check_kernel as _check_kernel
-from kernels.check.looking import case
 from kernels.check.steps import verdict as _verdict
 from kernels.check.your_kernel import your_kernel
 

@@ -18,7 +18,7 @@ _TOLERANCE = {torch.int32: 0.0, torch.float64: 1e-12, torch.float32: 2e-5, torch
 ROUNDED = 8 * 2.0**-24  # of the terms that a sum has: what float32 may lose, a few roundings (2.4 were seen)
 
 
-class Stray(NamedTuple):
+class OutOfBounds(NamedTuple):
     """Active lanes of one load or store that lie outside their tensor, beyond one end of one axis."""
 
     kind: str  # "load" or "store"
@@ -110,11 +110,11 @@ class Run(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A call that was traced: what it left, its launches, its strays, and the lines that left lanes undefined."""
+    """A call that was traced: what it left, its launches, its out_of_bounds, and the lines that left lanes undefined."""
 
     run: Run
     launches: list[Launch]
-    strays: list[Stray]
+    out_of_bounds: list[OutOfBounds]
     undefined: list[str]
 
     @property
@@ -211,8 +211,8 @@ class Case:
         """The same, with accesses outside their tensors left out and listed; ``poison``: what undefined lanes hold."""
         run, outcome = self._run(submission, traced=True, poison=poison)
         outside = [(launch, access) for launch in outcome.launches for access in launch.outside()]
-        strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
-        return Traced(run, outcome.launches, strays, outcome.undefined)
+        out_of_bounds = [beyond for launch, access in outside for beyond in self._out_of_bounds(launch.operands, access)]
+        return Traced(run, outcome.launches, out_of_bounds, outcome.undefined)
 
     def _run(self, submission, only=None, **how) -> tuple[Run, Outcome]:
         for tensor in self.inputs:
@@ -237,14 +237,14 @@ class Case:
         named = (t for t in alike if t.name == operand.name.removesuffix("_ptr"))
         return next(named, alike[0] if len(alike) == 1 else None)
 
-    def _strays(self, operands, access):
+    def _out_of_bounds(self, operands, access):
         tensor = self.tensor_of(operands.get(access.tensor))
         if tensor is None:
             name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
-            return [Stray(access.kind, name, "", "", access.source, far=True)]
+            return [OutOfBounds(access.kind, name, "", "", access.source, far=True)]
         ends, far = tensor.beyond(access.outside)
         named = [end for end in ends if end[0]] or [("", "")]
-        return [Stray(access.kind, tensor.name, *end, access.source, far) for end in named]
+        return [OutOfBounds(access.kind, tensor.name, *end, access.source, far) for end in named]
 
 
 def _text(value) -> str:

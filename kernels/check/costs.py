@@ -95,9 +95,9 @@ def judge_cost(spec: Cheap, submission: Submission, case: Case) -> tuple[int, Fi
 
 def _astray(seen) -> str:
     """What a call does that its right values do not show: accesses that the trace fenced off, inputs that are written to."""
-    if seen.strays:
-        stray = seen.strays[0]
-        return f"a {stray.kind} reaches outside {stray.tensor}, `{stray.source}`"
+    if seen.out_of_bounds:
+        beyond = seen.out_of_bounds[0]
+        return f"a {beyond.kind} reaches outside {beyond.tensor}, `{beyond.source}`"
     return f"{' and '.join(seen.run.changed)} changed" if seen.run.changed else ""
 
 

@@ -27,22 +27,22 @@ class Finding(NamedTuple):
 
 def judge(exercise, item, submission, case) -> Finding | None:
     """Compare one call with its answers, and look for the cause of a difference."""
-    strays, bare = [], []
+    out_of_bounds, bare = [], []
     if runtime.interpreted:
         seen = case.traced(submission, poison=0.0)
-        run, strays = seen.run, seen.strays
-        bare = [] if strays else seen.undefined
+        run, out_of_bounds = seen.run, seen.out_of_bounds
+        bare = [] if out_of_bounds else seen.undefined
         if run.stored and not seen.stored:
             return Finding(NO_KERNEL, f"with {case.sizes}", "something else filled the output")
-        for stray in strays:
-            if stray.far:  # performing it could end the process
-                where = f"a {stray.kind} reaches far outside {stray.tensor}"
-                narrow = Finding(where, f"`{stray.source}` (with {case.sizes})", TOO_NARROW)
+        for beyond in out_of_bounds:
+            if beyond.far:  # performing it could end the process
+                where = f"a {beyond.kind} reaches far outside {beyond.tensor}"
+                narrow = Finding(where, f"`{beyond.source}` (with {case.sizes})", TOO_NARROW)
                 if not any(tensor.far for tensor in case.tensors):
                     return narrow._replace(cause=item.otherwise)
                 with case.near():  # a mask may be missing, too
                     return judge(exercise, item, submission, case) or touches(exercise, item, submission, case) or narrow
-    if strays or not runtime.interpreted:
+    if out_of_bounds or not runtime.interpreted:
         run = case.run(submission)
     if run.changed:
         names = " and ".join(run.changed)
@@ -61,7 +61,7 @@ def judge(exercise, item, submission, case) -> Finding | None:
             return Finding(where, f"`{loaded}` (with {case.sizes})", NOT_CLEARED)
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", _idle(seen.launches) if runtime.interpreted else _UNREACHED)
-    findings = (_judge_output(exercise, item, submission, case, out, run.seen[out.name], strays) for out in judged)
+    findings = (_judge_output(exercise, item, submission, case, out, run.seen[out.name], out_of_bounds) for out in judged)
     found = next(filter(None, findings), None)
     if found and bare and _enter(submission, case, judged, run):
         guess = found.cause == item.otherwise
@@ -152,7 +152,7 @@ def without_other(lines: list[str]) -> str:
     return f"{name}: `other` is missing. What a masked lane holds is undefined on a GPU, and poison here"
 
 
-def _judge_output(exercise, item, submission, case, out, seen, strays) -> Finding | None:
+def _judge_output(exercise, item, submission, case, out, seen, out_of_bounds) -> Finding | None:
     """Compare one output with its answer, and look for the cause of a difference."""
     bad = out.wrong(seen.got)
     if not bad.any() and not out.unstored(seen).any() and not seen.spilled:
@@ -163,7 +163,7 @@ def _judge_output(exercise, item, submission, case, out, seen, strays) -> Findin
     where, amount = where_wrong(out, bad), amount_wrong(case, out, seen, bad)
     clean = case.run(submission, only={}).seen[out.name]
     if not out.wrong(clean.got).any():
-        reached = {(stray.tensor, stray.axis, stray.side) for stray in strays}
+        reached = {(beyond.tensor, beyond.axis, beyond.side) for beyond in out_of_bounds}
         causes = [
             exercise.unmasked("load", tensor.name, axis, side)
             for tensor in case.inputs
@@ -214,15 +214,15 @@ def _fractions_cut(case, out, got, bad) -> bool:
 def touches(exercise, item, submission, case) -> Finding | None:
     """Look at the addresses that one call touches: all must lie inside their tensors."""
     seen = case.traced(submission)
-    run, strays = seen.run, seen.strays
+    run, out_of_bounds = seen.run, seen.out_of_bounds
     if not run.stored and _awaited(case):
         return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
-    if not strays:
+    if not out_of_bounds:
         return None
     causes = {}
-    for kind, tensor, axis, side, _, _ in strays:
+    for kind, tensor, axis, side, _, _ in out_of_bounds:
         causes[exercise.unmasked(kind, tensor, axis, side) or item.otherwise] = None
-    first = strays[0]
+    first = out_of_bounds[0]
     where = f"a {first.kind} reaches outside {first.tensor}"
     cause = item.otherwise if item.otherwise in causes else "; ".join(causes)
     return Finding(where, f"`{first.source}` (with {case.sizes})", cause)

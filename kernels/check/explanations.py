@@ -19,7 +19,7 @@ _EXPLAINED = (
     ("must be a power of 2", "a block's length must be a power of two: round it up and mask the rest"),
     ("incompatible dimensions", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     ("must match", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
-    ("to have shape", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
+    ("addresses of shape", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     ("'tuple' object has no attribute", "a tuple of strides is not a number: take one of them, stride_x[0]"),
     ("tuple index out of range", "a tensor has one stride for each of its axes, and this one has fewer"),
     ("to unpack", "the function on the right returns another number of values than the line takes"),
@@ -55,7 +55,7 @@ _EXPLAINED = (
         "out of bounds for shape",
         "the second argument of tl.max, tl.min and tl.sum is an axis: tl.maximum and tl.minimum compare two blocks",
     ),
-    ("KeyError", "a table lacks this entry: each operation needs its own"),
+    ("KeyError", "a dictionary lacks this entry (of a compiler's table: each operation needs its own)"),
     ("is no Python", "the text must be a function that Python can read: print it"),
     ("defines no function", "the text must define the function that the exercise names"),
     (
@@ -63,6 +63,8 @@ _EXPLAINED = (
         "a kernel that is launched as kernel[grid](...) is decorated with @triton.jit",
     ),
 )
+
+_SHAPES = re.compile(r"Expected pointer argument to have shape (.*) but got (.*)")
 
 _DISAGREE = re.compile(
     r"(?:(\w+)\(\) )?(?:missing \d+ required|takes (?:\d+|from \d+ to \d+) positional|got multiple values for|"
@@ -113,6 +115,7 @@ def explain(error: BaseException, given: tuple[str, ...] = ()) -> tuple[str, str
     while root.__cause__ is not None:
         root = root.__cause__
     text = re.sub(r"\[[^\[\]]{80,}\]", "[…]", str(root).strip()) or type(root).__name__  # no printed blocks
+    text = _SHAPES.sub(_met, text)
     said = f"{type(root).__name__}: {text.splitlines()[-1].strip()}"
     chain, seen = error, None
     while chain is not None:
@@ -129,6 +132,12 @@ def explain(error: BaseException, given: tuple[str, ...] = ()) -> tuple[str, str
     otherwise = f"{'Triton' if _in_triton(error) else 'Python'} cannot run this line"
     means = next((means for part, means in explained if part in named), otherwise)
     return f"{said}{line}", means
+
+
+def _met(found) -> str:
+    """Triton's words on addresses and values that do not fit, without its types: both shapes, and what they make together."""
+    both, addresses = (", ".join(re.findall(r"\d+", shape)) for shape in found.groups())
+    return f"addresses of shape [{addresses}] meet values that make them [{both}]"
 
 
 def _disagreement(called: str, line: str) -> str:

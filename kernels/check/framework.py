@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels import runtime
-from kernels.check.cases import Case, Failed, OnHost, Output, Run, Seen, Stray
+from kernels.check.cases import Case, Failed, OnHost, OutOfBounds, Output, Run, Seen
 from kernels.check.compiling import Compiles, judge_compiled, never_compiled
 from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
 from kernels.check.explanations import CHECKS_OWN, RACE, SLOW, explain
-from kernels.check.looking import Failing, remember
+from kernels.check.failing import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
 from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced, one_thread
@@ -62,7 +62,7 @@ __all__ = [
     "Property",
     "Run",
     "Seen",
-    "Stray",
+    "OutOfBounds",
     "Tier",
     "check",
     "explain",

@@ -33,7 +33,7 @@ def guarded(*, given: tuple[str, ...] = ()):
             _say(explain_slow(raised, recorded.launches, watch.CALL_SECONDS, given))
         except Exception as raised:
             _say(explain(raised, given))
-    for sentence in (*strays(recorded), *races(recorded)):
+    for sentence in (*out_of_bounds(recorded), *races(recorded)):
         print(sentence)
     lines = [line for launch in recorded.launches if launch.spoilt for line in launch.undefined]
     if lines:
@@ -61,7 +61,7 @@ def _say(explained: tuple[str, str]) -> None:
     print(f"{explained[0]}: {explained[1]}.")
 
 
-def strays(recorded: Trace) -> list[str]:
+def out_of_bounds(recorded: Trace) -> list[str]:
     """A sentence for each line that reaches outside a tensor, the first line first."""
     lanes, first = Counter(), {}
     for launch in recorded.launches:

@@ -202,8 +202,8 @@ class Softmax(Variation):
 
 
 READ_STRIDES = "Lesson 01, step 4"
-READ_PADDING = "Lesson 01, step 6"
-READ_WALK = "Lesson 01, step 7"
+READ_PADDING = "Lesson 02, step 2"
+READ_WALK = "Lesson 02, step 3"
 
 
 @functools.cache

@@ -257,8 +257,8 @@ class Packing(Variation):
 
 READ_LOOP = "Lesson 04, step 2"
 READ_STRIDES = "Lesson 01, step 4"
-READ_MASK = "Lesson 04, step 4"
-READ_FP32 = "Lesson 04, step 5"
+READ_MASK = "Lesson 04, step 3"
+READ_FP32 = "Lesson 04, step 4"
 
 
 @functools.cache

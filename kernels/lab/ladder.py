@@ -91,11 +91,14 @@ def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Predict
     return figure
 
 
-def sweep(lesson: str, name: str, *, predicted: Callable | None = None, label: str = ""):
+def sweep(
+    lesson: str, name: str, *, predicted: Callable | None = None, label: str = "",
+    what: str = "the box", scaled_to: str = "fastest",
+):  # fmt: skip
     """Draw a recorded sweep of a lesson's kernel: time against the parameter, and over it what the lesson's box predicts.
 
-    predicted: function of the parameter's value whose *shape* is claimed; it is scaled to meet the fastest point.
-    label: the parameter, as the axis shall name it.
+    predicted: function of the parameter's value whose *shape* is claimed; it is scaled to meet a point.
+    label: the parameter, as the axis shall name it. what: what predicts. scaled_to: that point, "fastest" or "first".
     """
     from matplotlib.ticker import NullLocator
 
@@ -116,11 +119,11 @@ def sweep(lesson: str, name: str, *, predicted: Callable | None = None, label: s
     drawn = list(times)
     if predicted:
         wanted = [predicted(value) for value in values]
-        best = min(at, key=times.__getitem__)
+        best = 0 if scaled_to == "first" else min(at, key=times.__getitem__)
         scaled = [w / wanted[best] * times[best] for w in wanted]
         ax.plot(at, scaled, color=style.INKS[1], linestyle="--")
-        ends.append((scaled[-1], "the box, scaled to\nthe fastest point", style.INKS[1]))
-        alt += " A dashed line is what the box predicts, scaled to meet the fastest point."
+        ends.append((scaled[-1], f"{what}, scaled to\nthe {scaled_to} point", style.INKS[1]))
+        alt += f" A dashed line is what {what} predicts, scaled to meet the {scaled_to} point."
         drawn += scaled
     ax.set_xticks(at, [str(value) for value in values])
     ax.set_xlabel(label or name)

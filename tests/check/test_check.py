@@ -220,7 +220,7 @@ def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
 
 
 @pytest.mark.parametrize(
-    ("stray", "says"),
+    ("beyond", "says"),
     [
         (
             "    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n",
@@ -230,9 +230,9 @@ def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
         ("    tl.store(x_ptr + row * stride_xm, 0.0)\n", "x changed"),
     ],
 )
-def test_what_is_fenced_off_is_not_cheap(softmax, capsys, stray, says):
+def test_what_is_fenced_off_is_not_cheap(softmax, capsys, beyond, says):
     """The trace leaves such an access out, so that every value is right, and no byte of it is counted."""
-    assert check.row_softmax(softmax(SUM, SUM + stray), verdicts="cheap") == 0
+    assert check.row_softmax(softmax(SUM, SUM + beyond), verdicts="cheap") == 0
     assert says in capsys.readouterr().out
 
 

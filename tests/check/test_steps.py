@@ -227,7 +227,7 @@ class TestLaunch:
 
     def test_a_wild_address_does_no_harm(self, cell):
         x, out = values(13), empty(13)
-        recorded = launch(cell(COPY.format("N"))["copy"], (2,), x, out, 13, 500_000_000, BLOCK=8, stray=True)
+        recorded = launch(cell(COPY.format("N"))["copy"], (2,), x, out, 13, 500_000_000, BLOCK=8, out_of_bounds=True)
         assert "reads outside x [13]" in outside(recorded)
 
     def test_a_launcher_is_looked_at_too(self, cell):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernels import check, lab, runtime
-from kernels.check.clinics import CAUSES, CHECKS, PATIENTS, SHEETS, sheets
-from kernels.check.clinics.patient import launcher
+from kernels.check.clinics import CAUSES, CHECKS, FAULTY, WORKSHEETS, worksheets
+from kernels.check.clinics.faulty_kernel import launcher
 from tests.course.mutants import ROOT, cells
 from tools.grading import gate
 from tools.grading.assignment import read, read_all
@@ -20,7 +20,7 @@ from tools.grading.submission import Submission
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="each launch is traced, in Triton's interpreter")
 NAMES = sorted(path.name for path in (ROOT / "solutions").glob("clinic_*"))
-each = pytest.mark.parametrize("patient", PATIENTS.values(), ids=PATIENTS)
+each = pytest.mark.parametrize("faulty", FAULTY.values(), ids=FAULTY)
 
 
 def held(name, answer, **how) -> tuple[int, str]:
@@ -44,12 +44,12 @@ def defined(key, cell) -> object:
 
 
 @each
-def test_the_notebook_shows_the_kernel_of_the_check(patient):
-    shown = notebook(patient.key)
-    assert shown[f"found-{patient.key[1]}"].strip() == patient.source.strip()
-    assert "#" not in patient.source and '"""' not in patient.source  # nothing in it tells
-    assert patient.cause in CAUSES and set(patient.lines) <= {line.strip() for line in patient.source.splitlines()}
-    assert len(patient.broken) >= 2 and len(patient.sound) >= 3
+def test_the_notebook_shows_the_kernel_of_the_check(faulty):
+    shown = notebook(faulty.key)
+    assert shown[f"found-{faulty.key[1]}"].strip() == faulty.source.strip()
+    assert "#" not in faulty.source and '"""' not in faulty.source  # nothing in it tells
+    assert faulty.cause in CAUSES and set(faulty.lines) <= {line.strip() for line in faulty.source.splitlines()}
+    assert len(faulty.broken) >= 2 and len(faulty.sound) >= 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,27 +59,27 @@ def test_the_notebook_lists_every_cause_and_holds_three_kernels(name):
     assert all(f"| `{word}` | {said} |" in text for word, said in CAUSES.items())
     assert len(book.checks) == 6 and {one.points for one in book.checks} == {4.0, 6.0}
     for one in book.checks:
-        assert exercise_of(one.name) is SHEETS[one.name] and one.points == SHEETS[one.name].points
+        assert exercise_of(one.name) is WORKSHEETS[one.name] and one.points == WORKSHEETS[one.name].points
         assert getattr(check, one.name) is CHECKS[one.name]
 
 
 @pytest.mark.share(3)
 @each
-def test_each_part_of_a_diagnosis_counts_alone(patient):
+def test_each_part_of_a_diagnosis_counts_alone(faulty):
     """By number or by text, and each plausible slip costs its own part; nothing printed says what is right."""
-    right = defined(patient.key, "diagnosis")
-    number = [line.strip() for line in patient.source.splitlines()].index(right["line"].strip()) + 1
-    name, small = f"diagnosis_{patient.key}", right["smallest"]
-    larger = [small | {axis: allowed[allowed.index(small[axis]) + 1]} for axis, allowed in patient.sizes.items()
+    right = defined(faulty.key, "diagnosis")
+    number = [line.strip() for line in faulty.source.splitlines()].index(right["line"].strip()) + 1
+    name, small = f"diagnosis_{faulty.key}", right["smallest"]
+    larger = [small | {axis: allowed[allowed.index(small[axis]) + 1]} for axis, allowed in faulty.sizes.items()
               if small[axis] != allowed[-1]]  # fmt: skip
-    none = {axis: allowed[0] for axis, allowed in patient.sizes.items()}
-    other = next(word for word in CAUSES if word != patient.cause)
+    none = {axis: allowed[0] for axis, allowed in faulty.sizes.items()}
+    other = next(word for word in CAUSES if word != faulty.cause)
     assert held(name, right | {"line": number})[0] == 4
     wrong = right | {"line": number - 1, "cause": other}
     for smallest in (*larger[:2], none, {}, small | {"Z": 1}, None):
         points, printed = held(name, wrong | {"smallest": smallest})
         assert points == 0 and "passed" not in printed
-        assert patient.cause not in printed.split("one of")[0] and right["line"] not in printed, printed
+        assert faulty.cause not in printed.split("one of")[0] and right["line"] not in printed, printed
     points, printed = held(name, wrong | {"smallest": small})
     assert points == 2 and "FAILED  line: not accepted" in printed and "FAILED  cause: not accepted" in printed
     assert held(name, {"line": number})[0] == 1
@@ -93,8 +93,8 @@ def test_what_is_no_diagnosis_is_missing():
 
 
 @each
-def test_a_test_that_knows_nothing_earns_nothing(patient):
-    name = f"finds_{patient.key}"
+def test_a_test_that_knows_nothing_earns_nothing(faulty):
+    name = f"finds_{faulty.key}"
     for answer in (True, False, "broken", 1):
         points, printed = held(name, lambda kernel, answer=answer: answer)
         assert points == 0 and "passed" not in printed, printed
@@ -106,32 +106,32 @@ def test_a_test_that_knows_nothing_earns_nothing(patient):
 
 
 @each
-def test_a_naive_test_does_not_find_it(patient):
+def test_a_naive_test_does_not_find_it(faulty):
     """What the notebook shows first passes: the broken kernel gets through the test that its author wrote."""
     space = {"torch": torch, "device": runtime.device, "check": check, "trace": lab.trace}
-    space |= {patient.function: launcher(patient.source, patient.function), "print": lambda *said: None}
+    space |= {faulty.function: launcher(faulty.source, faulty.function), "print": lambda *said: None}
     seen = []
     space["compare"] = lambda name, got, want: seen.append(torch.allclose(got, want, atol=1e-4))
-    exec(notebook(patient.key)[f"first-look-{patient.key[1]}"], space)
+    exec(notebook(faulty.key)[f"first-look-{faulty.key[1]}"], space)
     assert seen and all(seen)
 
 
 @pytest.mark.share(3)
 @each
-def test_the_solutions_test_finds_every_relative_and_accuses_none(patient):
-    points, printed = held(f"finds_{patient.key}", defined(patient.key, "test"), grading=True, seed=3)
+def test_the_solutions_test_finds_every_relative_and_accuses_none(faulty):
+    points, printed = held(f"finds_{faulty.key}", defined(faulty.key, "test"), grading=True, seed=3)
     assert points == 6 and "graded with seed 3" in printed, printed
 
 
 @each
-def test_a_test_that_knows_one_kernel_finds_no_relative(patient, monkeypatch):
-    monkeypatch.setattr(sheets, "disguised", lambda text, seed: text)
-    points, printed = held(f"finds_{patient.key}", lambda kernel: text_of(kernel).endswith(patient.source))
+def test_a_test_that_knows_one_kernel_finds_no_relative(faulty, monkeypatch):
+    monkeypatch.setattr(worksheets, "disguised", lambda text, seed: text)
+    points, printed = held(f"finds_{faulty.key}", lambda kernel: text_of(kernel).endswith(faulty.source))
     assert points == 4, printed
-    for one in patient.broken:
+    for one in faulty.broken:
         assert f"it lets {one.said} pass" in printed
-    points, printed = held(f"finds_{patient.key}", lambda kernel: not text_of(kernel).endswith(patient.right))
-    assert points == 4 and all(f"it accuses {one.said}" in printed for one in patient.sound), printed
+    points, printed = held(f"finds_{faulty.key}", lambda kernel: not text_of(kernel).endswith(faulty.right))
+    assert points == 4 and all(f"it accuses {one.said}" in printed for one in faulty.sound), printed
 
 
 def text_of(kernel) -> str:
@@ -149,17 +149,17 @@ KNOWS = """def finds_b(matmul):
 
 def test_no_kernel_is_known_by_its_lines(monkeypatch):
     """A submission that looks up what the trace says of each published kernel passes the gate, and earns nothing."""
-    patient, space = PATIENTS["0b"], {"torch": torch, "device": runtime.device, "trace": lab.trace}
+    faulty, space = FAULTY["0b"], {"torch": torch, "device": runtime.device, "trace": lab.trace}
     exec(KNOWS.replace("KNOWN.get(", "(").replace(", True)", ")"), space)
-    shown = [one for members in sheets._groups(patient).values() for one in members]
-    kernels = [launcher(sheets.patched(patient.right, patch), patient.function) for _, patch, _ in shown]
+    shown = [one for members in worksheets._groups(faulty).values() for one in members]
+    kernels = [launcher(worksheets.patched(faulty.right, patch), faulty.function) for _, patch, _ in shown]
     known = {space["finds_b"](kernel): wanted for kernel, (_, _, wanted) in zip(kernels, shown, strict=True)}
     submitted = f"KNOWN = {known!r}\n\n\n{KNOWS}"
     book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
     assert not gate.of_clinic("test-b", submitted, book.answers["test-b"].source, book.given, Given()).notes
     exec(submitted, space)
     assert held("finds_0b", space["finds_b"], grading=True)[0] == 0
-    monkeypatch.setattr(sheets, "disguised", lambda text, seed: text)
+    monkeypatch.setattr(worksheets, "disguised", lambda text, seed: text)
     assert held("finds_0b", space["finds_b"], grading=True)[0] == 6
 
 

@@ -24,7 +24,7 @@ from kernels.check import recurrent_attention as recurrent
 from kernels.check import score_mod_compiler as compiler
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
-from tests.course.mutants import ROOT, TABLE, section, submission, targets
+from tests.course.mutants import ROOT, TABLE, section, slips, submission, targets
 from tools.kernel_environment import kernel_environment, too_old_for
 
 NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
@@ -215,6 +215,7 @@ def test_each_property_points_to_a_step_that_exists(exercise):
 
 def test_the_kill_table_lists_the_mutants_that_there_are():
     text = TABLE.read_text().split("\n## How much of a solution")[0]
-    assert text.endswith("\n\n".join(map(section, targets())) + "\n"), "out of date: python -m tests.course.mutants"
+    assert "\n\n".join(map(section, targets())) in text, "out of date: python -m tests.course.mutants"
+    assert text.endswith(slips() + "\n"), "out of date: python -m tests.course.mutants"
     for target in targets():
         assert {mutant.verdict for mutant in target.mutants} == set(VERDICTS), target.function

@@ -228,7 +228,7 @@ def test_without_a_sandbox_and_unsafe_all_is_graded_and_the_risk_is_said(course)
 
 
 @pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="Python is the system's own, which lies where it lies")
-def test_a_python_that_lies_in_tmp_is_a_contestants_too(course):
+def test_a_python_that_lies_in_tmp_is_a_submissions_too(course):
     """Its own /tmp would hide what Triton imports as it goes: everybody would get 0."""
     hand_in(course, "ada", "01_row_softmax", solution("01_row_softmax"))
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

@@ -65,6 +65,7 @@ def test_the_lessons_own_passes(path, name, capsys):
     assert "FAILED" not in said and "passed  right" in said and "passed  compiles" in said
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("path", "name", "slip"), SLIPS, ids=[f"{name}: {slip[1][:40]}" for _, name, slip in SLIPS])
 def test_a_slip_turns_it_red(path, name, slip, capsys):
     own, _, back = checked(path, name, lambda own: lessons.slipped(own, slip))

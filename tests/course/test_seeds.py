@@ -30,12 +30,12 @@ def shares(target, fn, seed, wanted=lambda item: True):
     with mock.patch.object(check, "_check", held):
         target.check(fn)
     exercise, fn = held.call_args.args
-    contestant = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
+    submission = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
     for item in exercise.properties:
         if item.addresses or item.shared_updates or item.conflicts or item.needs or not wanted(item):
             continue
         for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading=True)):
-            seen = case.run(contestant).seen
+            seen = case.run(submission).seen
             for out in (out for out in case.outs if out.expected is not None and out.expected.numel()):
                 most = numpy.max(out.share(seen[out.name].got))  # NaN where one is
                 found[item.name, out.name] = numpy.maximum(most, found.get((item.name, out.name), 0.0))

@@ -71,3 +71,22 @@ def test_a_chunks_gradients_have_a_share_of_its_pairs_and_one_of_a_state():
     arrows = [patch for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
     colours = [to_hex(arrow.get_edgecolor()).upper() for arrow in arrows]
     assert colours.count(ink("program")) == 3 and colours.count(ink("accumulator")) == 5
+
+
+def test_a_wall_stands_in_front_of_its_token_and_the_front_turns():
+    (ax,) = drawings.packed_wall((5, 7), wall=5).axes
+    arrows = [patch for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
+    ways = [end[0] - start[0] for start, end in (arrow._posA_posB for arrow in arrows)]
+    assert (sum(way > 0 for way in ways), sum(way < 0 for way in ways)) == (10, 10 + 10)
+    red = [arrow._posA_posB for arrow in arrows if to_hex(arrow.get_edgecolor()).upper() == ink("wrong")]
+    assert len(red) == 1 and red[0][0][0] > red[0][1][0]
+
+
+def test_a_step_asked_for_ahead_is_as_long_as_its_longer_part():
+    figure = drawings.step_chain({"rows": 400, "instructions": 160, "trips": 100})
+    assert "660 ns" in figure.alt and "takes 400 ns" in figure.alt
+
+
+def test_an_undone_step_multiplies_the_error_and_the_figure_says_when_all_is_lost():
+    figure = drawings.undone_steps({"decay 0.5": [2.0**t * 1e-7 for t in range(30)], "decay 1": [1e-7] * 30})
+    assert "decay 0.5 is lost after 25 steps" in figure.alt and "decay 1 is right to 1e-07 after 30" in figure.alt

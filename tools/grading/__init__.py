@@ -1,4 +1,4 @@
-"""Grading a class: a trusted judge runs the checks, a contestant in a sandbox runs the submission's kernels."""
+"""Grading a class: a trusted judge runs the checks, a process in a sandbox runs the submission's kernels."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Contestants for one submission: each room of it has one, a lost one is replaced, and after two nothing more is run."""
+"""Sandboxed processes for one submission: each room has one, a lost one is replaced, and after two nothing more is run."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from tools.grading.sandbox import Connection, Limits, Template
 from tools.grading.sandboxed import wire
 from tools.grading.timer import patience
 
-LIVES = 2  # contestants that a submission may lose
+LIVES = 2  # sandboxed processes that a submission may lose
 
 
 class Bench:
-    """Contestants for one submission: a new one where one was lost, until too many were."""
+    """Sandboxed processes for one submission: a new one where one was lost, until too many were."""
 
     def __init__(
         self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, needs: list[str] = ()
@@ -23,7 +23,7 @@ class Bench:
         self.details: list[str] = []
 
     def ask(self, room: str, cells: list, header: dict, arrays=()) -> tuple[dict, list]:
-        """Send a request to the contestant of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
+        """Send a request to the process of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
         now = patience()
         self._patience = max(self._patience, now)
         left = self._start + self._total * self._patience - time.monotonic()
@@ -62,13 +62,13 @@ class Bench:
         self.details.append(detail)
 
     def spoilt(self, why: str):
-        """An answer that is not of its form: the contestants are given up."""
+        """An answer that is not of its form: the sandboxed processes are given up."""
         self.close()
         self._lost("crashed", why)
         raise Told("what came back is no answer", why)
 
     def close(self, room: str | None = None) -> None:
-        """End the contestant of a room, or all."""
+        """End the sandboxed process of a room, or all."""
         for name in [room] if room else list(self._open):
             connection = self._open.pop(name, None)
             if connection is not None:

@@ -33,7 +33,7 @@ THREADS = 48  # the model of Gluon runs partitions as threads
 
 
 class Judge:
-    """Judges submissions one after the other, with a warm template of contestants."""
+    """Judges submissions one after the other, with a warm template of sandboxed processes."""
 
     def __init__(
         self, *, unsafe: bool = False, seconds: float = 30.0, total: float = 180.0, limits: Limits | None = None
@@ -50,10 +50,10 @@ class Judge:
             _fork_server.make_ready()
 
     def template(self) -> Template:
-        """A template that may start one more contestant."""
+        """A template that may start one more sandboxed process."""
         lost = self._template is not None and not self._template.alive
         if lost or self._template is not None and self._template.used and not self._template.nested:
-            self.close()  # without namespaces of their own, contestants share one sandbox with nobody
+            self.close()  # without namespaces of their own, sandboxed processes share one sandbox with nobody
         if self._template is None:
             self._template = Template(self.unsafe)
         return self._template
@@ -108,7 +108,7 @@ class Judge:
             result.reason = bench.details[bench.incidents.index(result.status)]
 
     def _cells(self, assignment, submission, notes) -> list:
-        """What a contestant loads: released cells, and the answers in their places. Raises ``Unusable``."""
+        """What a sandboxed process loads: released cells, and the answers in their places. Raises ``Unusable``."""
         if submission.missing:
             raise Unusable("refused", "; ".join(submission.missing))
         cells, earlier = [], Given()
@@ -166,7 +166,7 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
 def exercise_of(name: str, varied: dict | None = None):
     """The exercise behind ``check.name``, or the variation of it that the assignment asks for."""
     try:
-        found = clinics.SHEETS[name] if name in clinics.CHECKS else checks.exercise_of(name)
+        found = clinics.WORKSHEETS[name] if name in clinics.CHECKS else checks.exercise_of(name)
     except ValueError:
         raise Unusable("refused", f"the assignment names check.{name}, which the course does not have") from None
     return found if not varied else _variation(name, found, varied)

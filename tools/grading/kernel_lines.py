@@ -106,7 +106,7 @@ class Kernel(Lines):
 
     def hold(self, statement, local):
         """As above; and functions of Triton are called, not kept."""
-        if "gl" in self.roots:  # a model runs it, which does not say what it ran, see contestant/arms.py
+        if "gl" in self.roots:  # a model runs it, which does not say what it ran, see sandboxed/arms.py
             self._same_everywhere(statement)
         called = {id(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
         for node in ast.walk(statement):

@@ -1,4 +1,4 @@
-"""Sandboxes: bubblewrap around the contestants' template, of each of which the judge holds one thing, a socket, and around
+"""Sandboxes: bubblewrap around the template of the sandboxed processes, of each of which the judge holds a socket, and around
 the compiler of their kernels."""
 
 import contextlib
@@ -17,13 +17,13 @@ from tools.grading.sandboxed import syscalls
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-USER = 60999  # whom contestants run as, where the judge is root: limits on processes do not hold for root
-#: What of the course a contestant sees: no finished operator, no solution, no test.
+USER = 60999  # whom sandboxed processes run as, where the judge is root: limits on processes do not hold for root
+#: What of the course a sandboxed process sees: no finished operator, no solution, no test.
 COURSE = (*sorted(path.name for path in (ROOT / "kernels").glob("*.py")), "lab", "gluon_model")
 #: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
 CHECK = (
-    "cases compiling costs emitted experiments explanations flash_mods framework looking pipeline_clinic "
-    "pipelines replay stale submission tensors watch wording clinics/disguise clinics/patient clinics/sheets"
+    "cases compiling costs emitted experiments explanations flash_mods framework failing pipeline_clinic "
+    "pipelines replay stale submission tensors watch wording clinics/disguise clinics/faulty_kernel clinics/worksheets"
 ).split()
 START_SECONDS = 180
 LEAVE_SECONDS = 2
@@ -38,7 +38,7 @@ class NoSandbox(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one contestant may use: seconds of CPU, bytes of memory and of files, processes (two are the sandbox's own)."""
+    """What one process may use: seconds of CPU, bytes of memory and of files, processes (two are the sandbox's own)."""
 
     cpu: int = 600
     memory: int = 2 << 30
@@ -51,7 +51,7 @@ def why_not() -> str:
     if not shutil.which("bwrap"):
         return "bubblewrap is not installed (apt install bubblewrap)"
     if why := syscalls.why_not() or _without_filters():
-        return f"a contestant cannot be kept from memory beyond its limits: {why}"
+        return f"a sandboxed process cannot be kept from memory beyond its limits: {why}"
     tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
 
@@ -79,7 +79,7 @@ def _places() -> list[str]:
 
 def _wrapped() -> list[str]:
     """bubblewrap with everything but the course: system libraries and Python, all read-only, and nothing of anybody's."""
-    command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "contestant"]
+    command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "submission"]
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.getuid() != 0:
         command += ["--unshare-user"]
@@ -131,7 +131,7 @@ def compiler() -> tuple[list[str], dict[str, str], str]:
     """A ``Place`` for the process that compiles submissions' kernels: a sandbox, with nobody's work but the job's in it.
 
     The gate lets no text through that asks the compiler for more than a kernel. Were there one, it would find what a
-    contestant finds, without the user's keys, and its answer is read as text.
+    sandboxed process finds, without the user's keys, and its answer is read as text.
     """
     environment = _environment() | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     del environment["TRITON_CACHE_DIR"]  # each job's own: nothing that one leaves is taken for another's
@@ -146,12 +146,12 @@ def compiler() -> tuple[list[str], dict[str, str], str]:
 
 
 def _environment() -> dict[str, str]:
-    """All of a contestant's environment."""
+    """All of a sandboxed process's environment."""
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
-        "USER": "contestant",
+        "USER": "submission",
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
@@ -162,7 +162,7 @@ def _environment() -> dict[str, str]:
 
 
 class Template:
-    """A warm process in a sandbox, from which contestants are forked."""
+    """A warm process in a sandbox, from which sandboxed processes are forked."""
 
     def __init__(self, unsafe: bool = False):
         self.unsafe = unsafe
@@ -187,16 +187,16 @@ class Template:
 
     @property
     def nested(self) -> bool:
-        """Whether each contestant has namespaces of its own, so that one template serves many."""
+        """Whether each sandboxed process has namespaces of its own, so that one template serves many."""
         if self._ready is None:
             self._ready = self._answer(START_SECONDS)
             if not self._ready["filtered"] and not self.unsafe:
-                raise NoSandbox("this system has no filter of system calls (seccomp), and a contestant needs one")
+                raise NoSandbox("this system has no filter of system calls (seccomp), and a sandboxed process needs one")
         return self._ready["nested"]
 
     @property
     def alive(self) -> bool:
-        """Whether the template can still start a contestant."""
+        """Whether the template can still start a sandboxed process."""
         return self._process.poll() is None
 
     def _answer(self, seconds: float) -> dict:
@@ -209,7 +209,7 @@ class Template:
             why = ""
         if not data:
             self._process.kill()
-            raise NoSandbox(f"the contestants' template did not start: {self.complaint() or why}")
+            raise NoSandbox(f"the sandboxed processes' template did not start: {self.complaint() or why}")
         return json.loads(data)
 
     def complaint(self) -> str:
@@ -219,7 +219,7 @@ class Template:
         return "\n".join(lines[-14:]) if lines else ""
 
     def start(self, limits: Limits, needs: list[str] = ()) -> "Connection":
-        """A new contestant; ``needs``: "program", if it traces those of PyTorch, and "pipelines", of Gluon."""
+        """A new sandboxed process; ``needs``: "program", if it traces those of PyTorch, and "pipelines", of Gluon."""
         _ = self.nested
         self.used = True
         ours, theirs = socket.socketpair()
@@ -229,7 +229,7 @@ class Template:
         return Connection(ours, self, self._answer(START_SECONDS)["started"])
 
     def end(self, number: int) -> None:
-        """End one contestant and all that it started."""
+        """End one sandboxed process and all that it started."""
         with contextlib.suppress(OSError, NoSandbox):
             self._control.send(json.dumps({"end": number}).encode())
             self._answer(30)
@@ -245,13 +245,13 @@ class Template:
 
 
 class Connection:
-    """The judge's end of one contestant."""
+    """The judge's end of one sandboxed process."""
 
     def __init__(self, connection: socket.socket, template: Template, number: int):
         self._connection, self._template, self._number = connection, template, number
 
     def ask(self, header: dict, arrays=(), seconds: float = 30.0) -> tuple[dict, list]:
-        """Send a request, wait for the answer; after an error of any kind the contestant is no longer of use."""
+        """Send a request, wait for the answer; after an error of any kind the sandboxed process is no longer of use."""
         from tools.grading.sandboxed import wire  # here: who starts a template does not wait for numpy
 
         until = time.monotonic() + seconds
@@ -259,6 +259,6 @@ class Connection:
         return wire.receive(self._connection, until)
 
     def close(self) -> None:
-        """End the contestant, whatever it is doing."""
+        """End the sandboxed process, whatever it is doing."""
         self._connection.close()
         self._template.end(self._number)

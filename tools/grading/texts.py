@@ -1,7 +1,7 @@
 """Kernels as text, which the compiler reads in a process of ours: every statement of them must be one that could only be so.
 
-A contestant writes these texts, so they are read with the same distrust as an answer: imports of Triton alone, constants,
-named tuples, and functions that pass the list of kernels.
+A sandboxed process writes these texts, so they are read with the same distrust as an answer: imports of Triton alone,
+constants, named tuples, and functions that pass the list of kernels.
 """
 
 import ast
@@ -37,7 +37,7 @@ class Unfinished(NotKernels):
 
 
 def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
-    """One launch for the compiler, as a contestant wrote it; ``fields``: members of named tuples. Raises ``NotKernels``."""
+    """One launch for the compiler, as the sandbox gave it; ``fields``: members of named tuples. Raises ``NotKernels``."""
     if not isinstance(given, list) or len(given) != 6 or not all(isinstance(part, str) for part in given):
         raise NotKernels("a launch is six texts")
     kernel, text, *literals = given

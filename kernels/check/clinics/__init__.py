@@ -6,28 +6,38 @@
 from collections.abc import Callable
 
 from kernels.check.clinics import part_0, part_1, part_2, part_3, part_4
-from kernels.check.clinics.patient import CAUSES, Patient
-from kernels.check.clinics.sheets import Sheet, Tester, check_diagnosis, check_finds, diagnosis, finds
+from kernels.check.clinics.faulty_kernel import CAUSES, FaultyKernel
+from kernels.check.clinics.worksheets import Tester, Worksheet, check_diagnosis, check_finds, diagnosis, finds
 
-__all__ = ["CAUSES", "CHECKS", "PATIENTS", "SHEETS", "Patient", "Sheet", "Tester", "check_diagnosis", "check_finds"]
+__all__ = [
+    "CAUSES",
+    "CHECKS",
+    "FAULTY",
+    "WORKSHEETS",
+    "FaultyKernel",
+    "Tester",
+    "Worksheet",
+    "check_diagnosis",
+    "check_finds",
+]
 
-PATIENTS: dict[str, Patient] = {one.key: one for part in (part_0, part_1, part_2, part_3, part_4) for one in part.PATIENTS}
-SHEETS: dict[str, Sheet] = {
-    sheet.name: sheet for one in PATIENTS.values() for sheet in (diagnosis(one), finds(one))
+FAULTY: dict[str, FaultyKernel] = {one.key: one for part in (part_0, part_1, part_2, part_3, part_4) for one in part.FAULTY}
+WORKSHEETS: dict[str, Worksheet] = {
+    worksheet.name: worksheet for one in FAULTY.values() for worksheet in (diagnosis(one), finds(one))
 }  # fmt: skip
 
 
-def _check(sheet: Sheet) -> Callable:
-    held = check_finds if sheet.name.startswith("finds_") else check_diagnosis
+def _check(worksheet: Worksheet) -> Callable:
+    held = check_finds if worksheet.name.startswith("finds_") else check_diagnosis
 
     def check(answer, **how) -> int:
-        return held(sheet, answer, **how)
+        return held(worksheet, answer, **how)
 
-    check.__name__ = check.__qualname__ = sheet.name
+    check.__name__ = check.__qualname__ = worksheet.name
     what = "test, fn(kernel) -> bool," if held is check_finds else "diagnosis, dict(line, cause, smallest),"
-    check.__doc__ = f"Check a {what} of kernel {sheet.patient.key}. Returns points, of {sheet.points}."
-    check.sheet = sheet
+    check.__doc__ = f"Check a {what} of kernel {worksheet.faulty.key}. Returns points, of {worksheet.points}."
+    check.worksheet = worksheet
     return check
 
 
-CHECKS: dict[str, Callable] = {name: _check(sheet) for name, sheet in SHEETS.items()}
+CHECKS: dict[str, Callable] = {name: _check(worksheet) for name, worksheet in WORKSHEETS.items()}

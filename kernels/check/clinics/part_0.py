@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.cases import Case, Output
-from kernels.check.clinics.patient import Patient, Relative
+from kernels.check.clinics.faulty_kernel import FaultyKernel, Relative
 from kernels.check.tensors import Draw, Fenced
 
 FENCE = 64
@@ -125,8 +125,8 @@ def matvec_case(draw: Draw, M: int, K: int, BLOCK_K: int) -> Case:
     return Case([Fenced("a", "MK", a, fence=fence), Fenced("x", "K", x, fence=fence)], [out], {"BLOCK_K": BLOCK_K})
 
 
-PATIENTS = (
-    Patient(
+FAULTY = (
+    FaultyKernel(
         key="0a",
         function="row_softmax",
         right=SOFTMAX,
@@ -162,9 +162,9 @@ PATIENTS = (
                 (TOTAL, "total += tl.exp2((values - row_max) * 1.4426950408889634)"),
             ),
         ),
-        lesson="Lesson 01, step 6",
+        lesson="Lesson 02, step 2",
     ),
-    Patient(
+    FaultyKernel(
         key="0b",
         function="matmul",
         right=MATMUL,
@@ -204,7 +204,7 @@ PATIENTS = (
         ),
         lesson="Lesson 04, step 3",
     ),
-    Patient(
+    FaultyKernel(
         key="0c",
         function="matvec",
         right=MATVEC,
@@ -251,6 +251,6 @@ PATIENTS = (
                 (ROUNDS, "for step in range(K // BLOCK_K + 1):"),
             ),
         ),
-        lesson="Lesson 04, step 4",
+        lesson="Lesson 04, step 3",
     ),
 )

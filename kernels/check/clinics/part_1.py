@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.cases import Case, Output
-from kernels.check.clinics.patient import Patient, Relative
+from kernels.check.clinics.faulty_kernel import FaultyKernel, Relative
 from kernels.check.tensors import Draw, Fenced
 
 SMALL = tuple(range(1, 41))
@@ -162,8 +162,8 @@ def shared_case(draw: Draw, B: int, T: int, D: int, W: int) -> Case:
     return Case([Fenced("dy", "BTD", dy), Fenced("x", "BTD", x)], [out])
 
 
-PATIENTS = (
-    Patient(
+FAULTY = (
+    FaultyKernel(
         key="1a",
         function="dynamic_conv",
         right=FOLDED,
@@ -199,7 +199,7 @@ PATIENTS = (
         ),
         lesson="Lesson 10, step 3",
     ),
-    Patient(
+    FaultyKernel(
         key="1b",
         function="dynamic_conv_dx",
         right=BACKWARD,
@@ -228,7 +228,7 @@ PATIENTS = (
         ),
         lesson="Lesson 11, step 2",
     ),
-    Patient(
+    FaultyKernel(
         key="1c",
         function="shared_dweight",
         right=SHARED,

@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.cases import Case, Output
-from kernels.check.clinics.patient import Patient, Relative
+from kernels.check.clinics.faulty_kernel import FaultyKernel, Relative
 from kernels.check.tensors import Draw, Fenced
 
 SMALL = tuple(range(1, 33))
@@ -127,8 +127,8 @@ def backward_case(draw: Draw, B: int, T: int, K: int, V: int) -> Case:
     return Case(inputs, [Output(Fenced("dv", "BTV", torch.empty(B, T, V)), dv)])
 
 
-PATIENTS = (
-    Patient(
+FAULTY = (
+    FaultyKernel(
         key="2a",
         function="linear_attention",
         right=LINEAR,
@@ -162,7 +162,7 @@ PATIENTS = (
         ),
         lesson="Lesson 20, step 3",
     ),
-    Patient(
+    FaultyKernel(
         key="2b",
         function="gate_sums",
         right=PREFIX,
@@ -195,7 +195,7 @@ PATIENTS = (
         ),
         lesson="Lesson 24, step 2",
     ),
-    Patient(
+    FaultyKernel(
         key="2c",
         function="gated_dv",
         right=BACKWARD,

@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.cases import Case, Output
-from kernels.check.clinics.patient import Patient, Relative
+from kernels.check.clinics.faulty_kernel import FaultyKernel, Relative
 from kernels.check.tensors import Draw, Fenced
 
 D = 16
@@ -176,8 +176,8 @@ def window_case(draw: Draw, T: int, W: int) -> Case:
     return Case(inputs, [Output(Fenced("o", "TD", torch.empty(T, D)), attended(z, v))], {"W": W})
 
 
-PATIENTS = (
-    Patient(
+FAULTY = (
+    FaultyKernel(
         key="3a",
         function="attention",
         right=SELDOM,
@@ -214,7 +214,7 @@ PATIENTS = (
         ),
         lesson="Lesson 30, step 2",
     ),
-    Patient(
+    FaultyKernel(
         key="3b",
         function="shared_dkdv",
         right=SHARED,
@@ -259,7 +259,7 @@ PATIENTS = (
         ),
         lesson="Lesson 33, step 7",
     ),
-    Patient(
+    FaultyKernel(
         key="3c",
         function="window_attention",
         right=WINDOW,

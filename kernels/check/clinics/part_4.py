@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.cases import Case, Output
-from kernels.check.clinics.patient import Patient, Relative
+from kernels.check.clinics.faulty_kernel import FaultyKernel, Relative
 from kernels.check.tensors import Draw, Fenced
 
 SMALL = tuple(range(1, 41))
@@ -146,8 +146,8 @@ def staying_case(draw: Draw, N: int, P: int, Q: int, R: int, S: int, C: int, O: 
     return Case([Fenced("dy", "NPQO", dy), Fenced("x", "NHWC", x)], [out], {"programs": programs})
 
 
-PATIENTS = (
-    Patient(
+FAULTY = (
+    FaultyKernel(
         key="4a",
         function="conv2d",
         right=FORWARD,
@@ -184,7 +184,7 @@ PATIENTS = (
         ),
         lesson="Lesson 40, step 2",
     ),
-    Patient(
+    FaultyKernel(
         key="4b",
         function="depthwise_dweight",
         right=DEPTHWISE,
@@ -232,7 +232,7 @@ PATIENTS = (
         ),
         lesson="Lesson 42, step 1",
     ),
-    Patient(
+    FaultyKernel(
         key="4c",
         function="conv_dweight",
         right=STAYING,

@@ -25,7 +25,7 @@ from kernels.check import watch
 from kernels.check.compiling import compiled, refusal
 from kernels.check.experiments import without_other
 from kernels.check.explanations import explain, explain_slow
-from kernels.check.guard import races, strays
+from kernels.check.guard import out_of_bounds, races
 from kernels.check.replay import Unfilled
 from kernels.check.tensors import MARGIN, Draw, one_thread
 from kernels.lab import _triton_private
@@ -155,6 +155,7 @@ class _Held:
 
     def __init__(self, name: str, wanted, own, answer, launcher=None):
         self.name, self.wanted, self.own, self.answer, self.launcher = name, wanted, own, answer, launcher
+        self.found: list = []  # slips whose answer this is, so that they are tried first in the next case
         self.launched: dict = {}  # kernel -> what the compiler needs of its first launch
 
     def judge(self) -> bool:
@@ -197,16 +198,18 @@ class _Held:
             return a.error or _unlike(a.results, b.results, tolerance, _returned(self.launcher or self.own))
 
         def cause() -> str:
-            for slip in filter(lambda slip: slip[2], self.wanted.slips):
+            for slip in sorted(filter(lambda slip: slip[2], self.wanted.slips), key=lambda slip: slip not in self.found):
                 made = self.call(slipped(self.own, slip), sizes)
                 if not made.error and not unlike(theirs, made) and unlike(made, right):
+                    self.found.append(slip)
                     return slip[2]
             return ""
 
         wrong = unlike(theirs, right)
         for poison in Undefined.POISONS[1:] if theirs.undefined and not wrong else ():
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
-        if told := [*strays(theirs.trace), *races(theirs.trace)]:
+        between = [] if _between(right.trace) else _between(theirs.trace)
+        if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
             why = cause() if wrong else ""
             return Finding(told[0] + f" The answer is as if {why}." * bool(why))
         if not wrong:
@@ -269,6 +272,21 @@ class _Held:
                 return Answered(error=": ".join(explain(raised)), trace=recorded)
         results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         return Answered(results, "", recorded, list(undefined.lines), launched)
+
+
+def _between(recorded: Trace) -> list[str]:
+    """A sentence for each tensor on whose elements programs of one launch conflict: their order is not fixed."""
+    found = []
+    for launch in recorded.launches:
+        for name, elements in launch.races().items():
+            element, (one, other, *_) = next(iter(elements.items()))
+            stored = launch.programs(name, "store")
+            does = "store" if sum(element in those for those in stored.values()) > 1 else "store and load"
+            some = f"{len(elements)} element{'s' * (len(elements) > 1)} of {name.removesuffix('_ptr')}"
+            found.append(
+                f"programs {one} and {other} both {does} element {element}, one of {some}, and nothing orders them."
+            )
+    return found
 
 
 def _traffic(accesses) -> dict[str, int]:

@@ -197,6 +197,12 @@ def _explained(raised: Exception, answer) -> str:
     said, means = explain(raised)
     if " of your " in said:
         return f"{said}: {means}"
+    if "addresses of shape" in said:  # in the check's own tl.store of what a helper returns
+        shape, wanted = (said.split(word)[1].split("]")[0] for word in ("make them [", "of shape ["))
+        return (
+            f"The block that it returns has the shape [{shape}], and the tile that it was given [{wanted}]: a column and a "
+            "row have both axes already, so look at each [:, None] and [None, :]"
+        )
     # No line of the learner's is to blame: what they handed over is of another kind than the check expects.
     return f"The check cannot use what it was given ({', '.join(map(described, answer))}): {said}"
 

@@ -124,41 +124,41 @@ def block(helper, *arguments, shape: Sequence[int] | None = None, results: int =
     return answers[0] if results == 1 else answers
 
 
-def launch(kernel, grid, *arguments, stray: bool = False, **constants) -> Trace:
+def launch(kernel, grid, *arguments, out_of_bounds: bool = False, **constants) -> Trace:
     """Launch a learner's kernel with every access looked at before it happens; returns the ``Trace`` of it.
 
     The tensors are written as by any launch, but what lies outside a tensor is neither read nor written. Unless
-    ``stray``, such an access raises the ``Diagnosis`` that names it. Put tensors on ``kernels.runtime.device``.
+    ``out_of_bounds``, such an access raises the ``Diagnosis`` that names it. Put tensors on ``kernels.runtime.device``.
     """
     _require_kernel(kernel)
     recorded = trace(kernel, grid, *arguments, **constants)
     note_launch(kernel, *arguments, **constants)
-    _hold(recorded, stray)
+    _hold(recorded, out_of_bounds)
     return recorded
 
 
-def call(function, *arguments, stray: bool = False, **keywords):
+def call(function, *arguments, out_of_bounds: bool = False, **keywords):
     """Call a learner's Python function that launches kernels, looked at like ``launch``; (what it returns, the ``Trace``)."""
     if not callable(function):
         raise Diagnosis(f"A function is asked for here, and this is {described(function)}.")
     with trace.recording() as recorded:
         returned = function(*arguments, **keywords)
-    _hold(recorded, stray)
+    _hold(recorded, out_of_bounds)
     return returned, recorded
 
 
-def _hold(recorded: Trace, stray: bool) -> None:
-    """Raise the ``Diagnosis`` of an access outside its tensor, unless ``stray``, or of a race inside a program."""
-    if said := ("" if stray else outside(recorded)) or next(iter(races(recorded)), ""):
+def _hold(recorded: Trace, out_of_bounds: bool) -> None:
+    """Raise the ``Diagnosis`` of an access outside its tensor, unless ``out_of_bounds``, or of a race inside a program."""
+    if said := ("" if out_of_bounds else outside(recorded)) or next(iter(races(recorded)), ""):
         raise Diagnosis(said)
 
 
 def outside(recorded: Trace) -> str:
     """A sentence on the first access outside its tensor, and how many there are; empty if there is none."""
-    strays = recorded.outside()
-    if not strays:
+    out_of_bounds = recorded.outside()
+    if not out_of_bounds:
         return ""
-    first = strays[0]
+    first = out_of_bounds[0]
     program = first.program[: max(len(recorded.launches[0].grid), 1)]
     program = program[0] if len(program) == 1 else tuple(program)
     verb = {"load": "reads", "store": "writes", "atomic": "updates"}[first.kind]
@@ -171,7 +171,7 @@ def outside(recorded: Trace) -> str:
         lanes = f"{first.outside.size} lane{'s' * (first.outside.size > 1)}"
         name = first.tensor.removesuffix("_ptr")
         what = f"{verb} outside {name} {list(size.shape)}, with {lanes}, the first at the element {where}"
-    more = f" ({len(strays)} accesses do so)" if len(strays) > 1 else ""
+    more = f" ({len(out_of_bounds)} accesses do so)" if len(out_of_bounds) > 1 else ""
     return f"Program {program} {what}{more}: `{first.source}`."
 
 

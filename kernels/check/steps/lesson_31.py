@@ -25,7 +25,12 @@ def speaker(answer):
     score, bias = values(T, T), values(3, 3, seed=1)
     who = torch.tensor([0, 2, 2, 1, 0, 1, 2], device=runtime.device)
     out = empty(T, T)
-    launch(_tile_kernel, (1,), score, out, who, bias, T, answer)
+    try:
+        launch(_tile_kernel, (1,), score, out, who, bias, T, answer)
+    except Exception as raised:
+        if "invalid operands of type pointer" in str(raised.__cause__ or raised):
+            return "A bias is added to an address: tables[0] is speaker, whose numbers are places, and tables[1] is bias"
+        raise
     asks, asked = who[:, None], who[None, :]
     added = bias[asks, asked]
     for wrong, why in (

@@ -1,13 +1,14 @@
 """Lesson 34's "Your turn" cells: a softmax with a sink, the walk down a causal column, a bias that heads share."""
 
 import itertools
+import re
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels import runtime
-from kernels.check.steps import described, step
+from kernels.check.steps import Diagnosis, described, step
 from kernels.check.steps.helpers import difference, launch
 
 
@@ -26,7 +27,7 @@ def sink(answer):
     p, p_sink, dp, o = p.detach(), p_sink.detach(), do @ v.T, o.detach()
     got = answer(*(x.clone() for x in (p, p_sink, dp, o, do, dlse)))
     if not isinstance(got, tuple) or len(got) != 2:
-        return f"It must return dz and db, and returns {described(got)}"
+        return f"It must return dz and dz_sink, and returns {described(got)}"
     dz, db = (torch.as_tensor(one, dtype=torch.float64) for one in got)
     plain = (o * do).sum(1)
 
@@ -47,20 +48,20 @@ def sink(answer):
             or f"Your {difference('dz', dz, right_dz)}"
         )
     if db.shape == (3,):
-        return "Your db has a number for each row. All rows read one b, so its gradient is their sum"
+        return "Your dz_sink has a number for each row. All rows read one sink, so its gradient is their sum"
     delta = plain - dlse
     known = {
-        "Your db has the wrong sign: the sink's value is 0, so its merit over the average is 0 − Δ": (
+        "Your dz_sink has the wrong sign: the sink's value is 0, so its merit over the average is 0 − Δ": (
             p_sink * delta
         ).sum(),
-        "Your db lacks what arrives at the lse: it is part of Δ": -(p_sink * plain).sum(),
-        "Your db lacks the factor p_sink: dz = p (dp − Δ) holds for the sink, too": -delta.sum(),
-        "Raising b is not without effect: it takes probability from every key": torch.zeros_like(right_db),
+        "Your dz_sink lacks what arrives at the lse: it is part of Δ": -(p_sink * plain).sum(),
+        "Your dz_sink lacks the factor p_sink: dz = p (dp − Δ) holds for the sink, too": -delta.sum(),
+        "Raising the sink's logit is not without effect: it takes probability from every key": torch.zeros_like(right_db),
     }
     if near(db, right_db):
         return ""
     return (
-        next((said for said, wrong in known.items() if near(db, wrong)), "") or f"Your {difference('db', db, right_db)}"
+        next((said for said, wrong in known.items() if near(db, wrong)), "") or f"Your {difference('dz_sink', db, right_db)}"
     )
 
 
@@ -109,12 +110,34 @@ def _bias_kernel(sink: tl.constexpr, dz_ptr, sink_ptr, m0, n0):
     sink(tl.load(dz_ptr + h * 512 + i * 32 + j), h, m0 + i, n0 + j, sink_ptr)
 
 
+def _misfit(raised: Exception) -> str:
+    """Why the addresses and values of an addition do not fit; empty if it is something else."""
+    said = str(raised.__cause__ or raised)
+    found = re.search(r"to have shape (.*) but got (.*)", said)
+    both, addresses = (tuple(map(int, re.findall(r"\d+", shape))) for shape in found.groups()) if found else ((), ())
+    if len(addresses) == 3:
+        return "m is a column already, and n a row: with another [:, None] the addresses have three axes"
+    if both and both == addresses[:1] * 2:
+        return (
+            "The sum over the keys leaves one number for each query, a row of them: stand them up with [:, None], because "
+            "the addresses are a column"
+        )
+    if both[-1:] == (32,) or "16 and 32" in said:
+        return "The values have an entry for each key, the addresses one for each query: sum over the keys, which are axis 1"
+    return ""
+
+
 @step("34-bias", "a bias by query that heads share")
 def bias(helper):
     """Four heads, whole numbers, a tile that begins at query 24 and key 8; how many additions go to memory is counted."""
     dz = torch.randint(-8, 9, (4, 16, 32), generator=torch.Generator().manual_seed(3)).float()
     out = torch.zeros(2, 64, device=runtime.device)
-    recorded = launch(_bias_kernel, (4,), helper, dz.to(runtime.device), out, 24, 8)
+    try:
+        recorded = launch(_bias_kernel, (4,), helper, dz.to(runtime.device), out, 24, 8)
+    except Exception as raised:
+        if why := _misfit(raised):
+            raise Diagnosis(why) from raised
+        raise
     out = out.cpu()
     right = torch.zeros(2, 64)
     right[:, 24:40] = dz.view(2, 2, 16, 32).sum((1, 3))
@@ -125,6 +148,10 @@ def bias(helper):
             return (
                 "That is the bias by key of `to_bias`. This one has an entry for each *query*: sum over the other axis"
             )
+        whole = torch.zeros(2, 64)
+        whole[:, 24:40] = dz.view(2, 2, -1).sum((1, 2))[:, None]
+        if torch.equal(out, whole):
+            return "The whole tile is summed into one number, which every query gets: sum over the keys alone, axis 1"
         if not out.any():
             return "Nothing was added: tl.atomic_add(address, value) writes to `sink_ptr`"
         return (

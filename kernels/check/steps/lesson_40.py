@@ -74,6 +74,10 @@ def torch_order(helper):
             (tile(j // S, s, c), "Your r grows beyond R − 1: take it modulo R, as each channel begins with tap row 0"),
             (tile(r, s, j // S), "Each channel has R · S columns: divide by both to find c"),
             (tile(r, s, c, (1, 1)), "The taps lie dilation pixels apart"),
+            (tile(r, s, c, (1, 3)), "Tap r lies r · dil_h rows below where the filter begins, not r rows"),
+            (tile(r, s, c, (2, 1)), "Tap s lies s · dil_w columns to the right of where the filter begins, not s columns"),
+            (tile(r, s, c, (3, 2)), "You exchange the two dilations: dil_h is for rows"),
+            (tile(r, s, 0 * c), "Every channel reads channel 0: add c times stride_c"),
         )
         for answer, why in known:
             if all(map(torch.equal, got, answer)):
@@ -81,10 +85,15 @@ def torch_order(helper):
         for name, ours, theirs in zip(("h", "w", "the place"), got, right):
             if not torch.equal(ours, theirs):
                 m, i = (int(i) for i in (ours != theirs).nonzero()[0])
+                why = {
+                    "h": "h is h0 + r · dil_h, with the tap's r",
+                    "w": "w is w0 + s · dil_w, with the tap's s",
+                    "the place": "h and w are right, and each of h, w and c has to be multiplied with its stride",
+                }[name]
                 return (
                     f"For column j = {int(j[0, i])}, which is channel {int(c[0, i])}, tap ({int(r[0, i])}, {int(s[0, i])}), "
                     f"of a pixel that begins at ({int(h0[m])}, {int(w0[m])}), {name} is {ours[m, i]:.0f}, expected "
-                    f"{theirs[m, i]:.0f}"
+                    f"{theirs[m, i]:.0f}. {why}"
                 )
     return ""
 

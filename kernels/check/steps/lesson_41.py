@@ -41,7 +41,8 @@ def channels_first(helper):
             if torch.equal(at, torch.where(inside, answer.double(), 0)) and not torch.equal(at, right):
                 return why
         if said := difference("at", at, right):
-            return f"For the tile from pixel {m0} and channel {o0} on, {said}"
+            where = f"For the tile from pixel {m0} and channel {o0} on, {said.rstrip('.')}"
+            return f"{where}. An image has Co planes and a plane P · Q pixels: image, channel and pixel, in this order"
     return ""
 
 
@@ -69,10 +70,15 @@ def groups(answer):
             (up(rows, 64) * up(J, 128) / (rows * J) * pixels, "An output channel sees its group's J / G columns only"),
             (up(Co, 64) * up(columns, 128) / (Co * columns) * pixels, "A group has Co / G output channels"),
             (right / pixels, "The last step over the pixels is padded, too"),
+            (right * rows * columns * M, "That is how much is multiplied: ω is that over what was asked for"),
+            (right * G, "G products are done and G asked for: G cancels"),
+            (right / G, "G products are done and G asked for: G cancels"),
+            (1 / right, "That is what was asked for over what is multiplied: ω is the other way round"),
+            (1.0, "Nothing is padded there: each side of a tile that overhangs is multiplied to its end"),
         ):
             if abs(got - wrong) < 1e-9 * wrong:
                 return f"{said}. {why}"
-        return f"{said}."
+        return f"{said}: rows, columns and pixels, each rounded up to whole tiles, over the three as they are"
     return ""
 
 
@@ -89,7 +95,10 @@ def ones(helper):
             first = int(j[0, (stored[0].bool() != wanted[0]).nonzero()[0, 0]])
             if first == J:
                 return f"Column {J} is not stored. It is the bias's: with {J} weights there are {J + 1} columns now, 0 to {J}"
-            return f"Column {first} {'is' if stored[0, first - j0] else 'is not'} stored; those of {J} weights and a bias are"
+            is_stored = bool(stored[0, first - j0])
+            why = f"behind the bias, column {J}, the tile overhangs"
+            why = why if is_stored else f"columns 0 to {J - 1} are the weights'"
+            return f"Column {first} {'is' if is_stored else 'is not'} stored: {why}"
         for column in range(16):
             number = j0 + column
             if number > J:
@@ -97,7 +106,8 @@ def ones(helper):
             right = torch.ones(4).double() if number == J else A[:, column].double()
             if not torch.equal(got[:, column], right):
                 if number == J:
-                    return f"Column {J} holds {got[0, column]:.0f}, and must hold ones: they sum each channel of dy"
+                    held = "the zeros that it was loaded with" if not got[:, column].any() else f"{got[0, column]:.0f}"
+                    return f"Column {J} holds {held}, and must hold ones in every row: they sum each channel of dy"
                 return (
                     f"Column {number} held {right[0]:.0f} and holds {got[0, column]:.0f}: that is a weight's. The ones stand "
                     f"behind the last weight, {J - 1}"

@@ -74,10 +74,16 @@ def accumulate(kernel):
         return "The sum is rounded to float16 after every slot: keep it in float32, and round once, at the store"
     if same(total(partial.flip(0), old.float())) or same(total(partial.flip(0), zero) + old.float()):
         return "The slots are added from the last to the first: right, but with other bits than the kernel above"
+    first = partial[:1].expand(pieces, -1)
+    if same(total(first, old.float())) or same(total(first, zero) + old.float()):
+        return f"Slot 0 is added {pieces} times: slot z begins z · numel elements behind the first"
     if same(total(partial[:1], old.float())) or same(total(partial[:-1], old.float())):
         return f"Not all {pieces} slots are added: slot z begins z · numel elements behind the first"
     i = int((out != first_old.half()).nonzero()[0])
-    return f"Element {i} is {float(out[i]):.4g}, expected {float(first_old[i]):.4g}: {float(old[i]):.3g} and five slots"
+    return (
+        f"Element {i} is {float(out[i]):.4g}, expected {float(first_old[i]):.4g}, which is {float(old[i]):.3g} and the sum "
+        "of its five slots: offs, offs + numel, offs + 2 · numel, …, each once"
+    )
 
 
 @step("42-time", "when a schedule's first pass ends")
@@ -109,5 +115,5 @@ def time(answer):
             ):
                 if got == wrong:
                     return f"{case}. {why}"
-            return f"{case}."
+            return f"{case}: ⌈tiles · pieces / processors⌉ waves of as many steps as a piece has, and the starts"
     return ""

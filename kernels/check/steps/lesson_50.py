@@ -91,12 +91,18 @@ def count(answer):
                 "The multiplier waits for this round's copy, phase r, not for the one before",
             ),
         )
-        why = next((f". {why}" for answer, why in known if got == answer), "")
         place = next(i for i, (a, b) in enumerate(zip(got, right)) if a != b)
+        part = next(j for j in range(3) if got[place][j] != right[place][j])
+        otherwise = (
+            f"The slot is n % {D}, where n counts the steps of all tiles",
+            f"The loader waits for the phase before round n // {D}, where n counts the steps of all tiles",
+            f"The multiplier waits for round n // {D}, where n counts the steps of all tiles",
+        )[part]
+        why = next((why for answer, why in known if got == answer), otherwise)
         tile, i = places[place]
         return (
             f"With {D} buffers and {steps} steps a tile, step {i} of tile {tile} is the ring's step {tile * steps + i} and "
-            f"gets {got[place]}, expected {right[place]}{why}"
+            f"gets {got[place]}, expected {right[place]}. {why}"
         )
     return ""
 

@@ -53,11 +53,32 @@ def stuck(waits_forever):
         case = ", ".join(f"{p} waits for {b}, which {signals[b]} signals" for p, b in waits.items())
         given = Walked(waits), Walked(signals)
         given[0].case = given[1].case = case
-        got = waits_forever(who, *given)
+        try:
+            got = waits_forever(who, *given)
+        except KeyError as missing:
+            return (
+                f"Where {case}, you look {missing} up, which has no entry: whoever has none in waits can go on, so ask "
+                "`who in waits` before"
+            )
         if bool(got) != right:
             why = "the walk comes to somebody for the second time" if right else "the walk comes to somebody who can go on"
             return f"Where {case}, {who} waits {'forever' if right else 'only for a while'}, and you say otherwise: {why}"
     return ""
+
+
+def _looked_up(function, *given):
+    """What a function of clocks returns, or the ``Diagnosis`` of how it takes them."""
+    try:
+        return function(*given)
+    except (KeyError, TypeError) as raised:
+        if isinstance(raised, KeyError) or "NoneType" in str(raised):
+            raise Diagnosis(
+                f"{function.__name__} looks an actor up that a clock has no entry for: nothing is known of it, which is 0, "
+                "so clock.get(actor, 0)"
+            ) from None
+        if "'dict'" in str(raised):
+            raise Diagnosis(f"{function.__name__} compares a whole clock: it has a number for each actor") from None
+        raise
 
 
 @step("51-clocks", "what an actor learns, and what it knows")
@@ -71,7 +92,7 @@ def clocks(learns, before):
     )
     for mine, other, right in cases:
         given = dict(mine), dict(other)
-        got = learns(*given)
+        got = _looked_up(learns, *given)
         if not isinstance(got, dict):
             return f"What learns returns must be a clock, a dict, and is {described(got)}"
         got = {actor: n for actor, n in got.items() if n}
@@ -85,7 +106,7 @@ def clocks(learns, before):
             return f"{case}. It has learnt nothing that is new: where both have a number, the larger counts"
         if set(got) != set(right):
             return f"{case}. Who is in one clock only has a number, too: the other's is 0"
-        return case
+        return f"{case}. Where both have a number, the larger counts, and nothing is added up"
     for actor, number, clock, right in (
         ("product", 1, {"product": 1}, True),
         ("product", 2, {"product": 1}, False),
@@ -93,7 +114,7 @@ def clocks(learns, before):
         ("product", 1, {"multiplier": 4}, False),
         ("loader", 2, {"loader": 1, "product": 9}, False),
     ):
-        got = before(actor, number, dict(clock))
+        got = _looked_up(before, actor, number, dict(clock))
         if bool(got) != right:
             why = {
                 True: "a clock's number is the *last* event it knows of, and it knows all before that",

@@ -9,7 +9,7 @@ shows a process is a filmstrip: its ``slider()`` steps through the same frames w
 
 from kernels.lab.drawings.attention_backward import attention_backward
 from kernels.lab.drawings.block_masks import block_lists, block_walks
-from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
+from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, stripes, tile_sectors, views, walk
 from kernels.lab.drawings.conv1d import (
     conv_band,
     conv_banks,
@@ -24,12 +24,12 @@ from kernels.lab.drawings.conv1d import (
 from kernels.lab.drawings.conv1d_backward import conv_sums, conv_who_saw
 from kernels.lab.drawings.conv_wgrad import split_k, wgrad_tiles
 from kernels.lab.drawings.im2col import im2col_rows
-from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
+from kernels.lab.drawings.machine import machine, program_on_threads
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
 from kernels.lab.drawings.online_softmax import online_softmax
 from kernels.lab.drawings.pipelines import happens_before, ping_pong, registers, ring, ring_depths
-from kernels.lab.drawings.recurrence import handed_on, state_step
+from kernels.lab.drawings.recurrence import handed_on, packed_wall, state_step, step_chain
 from kernels.lab.drawings.recurrence_backward import (
     FORMULAS,
     chunk_gradients,
@@ -37,9 +37,9 @@ from kernels.lab.drawings.recurrence_backward import (
     gate_parts,
     gradient_step,
     two_walks,
+    undone_steps,
 )
 from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
-from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe, waves
 
 __all__ = [
     "FORMULAS",
@@ -64,19 +64,16 @@ __all__ = [
     "handed_on",
     "happens_before",
     "im2col_rows",
-    "latency_hiding",
-    "launch",
     "machine",
     "matmul_roofline",
     "matmul_sizes",
     "matmul_sweeps",
     "matmul_tile",
     "memory_line",
-    "occupancy",
     "online_softmax",
+    "packed_wall",
     "padding",
     "ping_pong",
-    "pipe",
     "pipelined",
     "program_on_threads",
     "programs",
@@ -87,13 +84,14 @@ __all__ = [
     "score_mod_tile",
     "split_k",
     "state_step",
+    "step_chain",
+    "stripes",
     "tile_order",
     "tile_sectors",
     "two_walks",
+    "undone_steps",
     "views",
     "walk",
-    "warp_load",
-    "waves",
     "wgrad_tiles",
     "word_bits",
 ]

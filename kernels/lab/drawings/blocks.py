@@ -41,6 +41,8 @@ def programs(N: int, BLOCK: int, *, memory: int | None = None, masked: bool = Fa
         board.brace(0.05, N - 0.05, 3.6, f"{tensor}: {N} elements", depth=-0.2)
         if memory > N:
             board.brace(N + 0.05, memory - 0.05, 3.6, "somebody else's", depth=-0.2)
+        if beyond and not masked:
+            board.text((N + P * BLOCK) / 2, 4.75, "hatched: overwritten", size=NOTE, colour=ink("wrong"))
 
     said = f"{P} boxes, program 0 to {P - 1}, of {BLOCK} lanes each, over a line of {memory} elements, {N} of them {tensor}."
     if beyond:
@@ -175,7 +177,7 @@ def tile_sectors(shapes: Sequence[tuple[int, int]], *, n: int = 32, lanes: int =
 
     def draw(board, i):
         board.name("input", "read and used")
-        board.name("memory", "fetched, not used")
+        board.name("memory", "fetched, not used", hatch="/////")
         board.name("output", "written")
         M, N = shapes[i]
         matrices = (0, "x, stored by columns", "input", True), (n + 9, "out, stored by rows", "output", False)
@@ -215,7 +217,7 @@ def padding(values: Sequence[float], BLOCK: int):
 
     def draw(board, i):
         board.name("input", "the row")
-        board.name("memory", "padding")
+        board.name("memory", "padding", hatch="////")
         board.cells(
             0, 0, 1, BLOCK, "input", size=(1.4, 1), label=[[_number(value) for value in frames[i]]], text_size=11,
             role_of=lambda r, c: "input" if c < N else "memory", hatch=lambda r, c: "" if c < N else "////",
@@ -266,3 +268,40 @@ def walk(row: Sequence[float], BLOCK: int):
     steps = "; ".join(f"after start {start} the lanes hold {lanes}" for start, lanes in frames)
     alt = f"A row of {len(row)} numbers over an accumulator of {BLOCK} lanes: {steps}; their sum is {_number(sum(lanes))}."
     return filmstrip(8, 2.1, draw, titles, alt=alt)
+
+
+def stripes(M: int, N: int, ROWS: int, BLOCK: int):
+    """Columns that are summed in stripes of rows: a program and a row of sums for each stripe, and then their sum.
+
+    M, N: rows and columns of what is summed. ROWS: of a stripe; the last may have fewer. BLOCK: columns of a program.
+    """
+    count, blocks = -(-M // ROWS), -(-N // BLOCK)
+    gap = 3.2
+
+    def draw(board):
+        rows = board.cells(0, 0, M, N, "input")
+        partial = board.cells(N + gap, (M - count) / 2, count, N, "accumulator")
+        board.cells(2 * (N + gap), (M - 1) / 2, 1, N, "output")
+        for s in range(count):
+            for b in range(blocks):
+                low, high = s * ROWS, min((s + 1) * ROWS, M)
+                columns = range(b * BLOCK, min((b + 1) * BLOCK, N))
+                board.frame(rows.span(range(low, high), columns), "program", width=2.0)
+                board.frame(partial.span(range(s, s + 1), columns), "program", width=2.0)
+                middle = rows.span(range(low, high), columns).middle
+                board.text(*middle, f"{s}, {b}", size=NOTE)
+            start = (N + 0.15, (s * ROWS + min((s + 1) * ROWS, M)) / 2)
+            board.arrow(start, (N + gap - 0.15, (M - count) / 2 + s + 0.5), "accumulator")
+        board.arrow((2 * N + gap + 0.15, M / 2), (2 * (N + gap) - 0.15, M / 2), "output")
+        board.text(N / 2, -0.6, f"{M} rows, in {count} stripes", size=NOTE)
+        board.text(N + gap + N / 2, -0.6, "a row of sums for each stripe", size=NOTE)
+        board.text(2 * (N + gap) + N / 2, -0.6, "their sum: a second pass", size=NOTE)
+        board.name("input", "products")
+        board.name("program", "one program's part, by stripe and block of columns")
+
+    alt = (
+        f"At the left {M} rows of {N} columns, framed in {count} stripes of {ROWS} rows times {blocks} blocks of {BLOCK} "
+        f"columns, one program each. Arrows lead from each stripe to its row of a {count} by {N} matrix of partial sums, and "
+        "from there to one row."
+    )
+    return drawing(8, 2.6, draw, alt=alt)

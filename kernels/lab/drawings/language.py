@@ -84,6 +84,7 @@ class Board:
 
     def __init__(self, ax):
         self.ax, self.roles = ax, {}
+        self.hatches = {}  # role -> how the key hatches it
         ax.set_axis_off()
         ax.set_aspect("equal")
         self._reach = [np.inf, np.inf, -np.inf, -np.inf]
@@ -94,9 +95,9 @@ class Board:
         self.ax.set_xlim(self._reach[0] - 0.2, self._reach[2] + 0.2)
         self.ax.set_ylim(self._reach[3] + 0.2, self._reach[1] - 0.2)
 
-    def name(self, role: str, word: str):
-        """What the key calls a role in this figure, where the role's own name says too little."""
-        self.roles[role] = word
+    def name(self, role: str, word: str, *, hatch: str = ""):
+        """What the key calls a role in this figure, where the role's own name says too little, and its hatch there."""
+        self.roles[role], self.hatches[role] = word, hatch
 
     def box(self, x, y, w, h, role: str | None = None, text: str = "", *, lit: bool = True, hatch: str = "",
             size: float = TEXT, edge: str | None = None, width: float = 0.8, style_: str = "-") -> Place:  # fmt: skip
@@ -106,7 +107,9 @@ class Board:
         face = fill(role) if role and lit else "white"
         line = edge or (INK if lit else OUTLINE)
         self.ax.add_patch(
-            Rectangle((x, y), w, h, facecolor=face, edgecolor=line, linewidth=width, hatch=hatch or None, linestyle=style_)
+            Rectangle(
+                (x, y), w, h, facecolor=face, edgecolor=line, linewidth=width, hatch=hatch or None, linestyle=style_
+            )
         )
         if text:
             self.text(x + w / 2, y + h / 2, text, size=size, colour=INK if lit else OUTLINE, halo=False)
@@ -202,10 +205,13 @@ class Board:
         self.ax.set_title(text, fontsize=TEXT, color=INK)
 
 
-def _add_key(figure, roles) -> None:
+def _add_key(figure, roles, hatches) -> None:
     """The names of the roles that were used, with their colours, below the figure."""
     if roles:
-        handles = [Rectangle((0, 0), 1, 1, facecolor=fill(r), edgecolor=INK, linewidth=0.6) for r in roles]
+        handles = [
+            Rectangle((0, 0), 1, 1, facecolor=fill(r), edgecolor=INK, linewidth=0.6, hatch=hatches.get(r) or None)
+            for r in roles
+        ]
         figure.legend(handles, list(roles.values()), loc="outside lower center", ncols=len(roles), fontsize=NOTE,
                       frameon=False, handlelength=1.1, handleheight=1.1, columnspacing=1.6)  # fmt: skip
 
@@ -216,7 +222,7 @@ def drawing(width: float, height: float, draw: Callable[[Board], None], *, alt: 
     board = Board(axes[0, 0])
     draw(board)
     if key:
-        _add_key(figure, board.roles)
+        _add_key(figure, board.roles, board.hatches)
     figure.alt = alt
     return figure
 
@@ -254,15 +260,16 @@ def filmstrip(width: float, height: float, draw: Callable[[Board, int], None], t
     figure = Filmstrip(figsize=(width, height), dpi=style.DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).flat
-    roles = {}
+    roles, hatches = {}, {}
     for i, ax in enumerate(axes):
         board = Board(ax)
         if i < len(titles):
             draw(board, i)
             board.title(titles[i])
             roles |= board.roles
+            hatches |= board.hatches
     if key:
-        _add_key(figure, roles)
+        _add_key(figure, roles, hatches)
 
     def alone(i: int):
         def draw_one(board):

@@ -1,6 +1,6 @@
 """The machine of lesson 03, which later lessons light again, a program on its threads, and what a warp asks memory for."""
 
-from kernels.lab.drawings.language import INK, NOTE, OUTLINE, TEXT, Board, drawing, filmstrip, ink
+from kernels.lab.drawings.language import INK, NOTE, OUTLINE, TEXT, Board, drawing, ink
 from kernels.lab.machine_record import places
 from kernels.lab.roofline import RESULTS, recorded
 
@@ -124,24 +124,6 @@ def program_on_threads(block: int = 1024, warps: int = 4, word: int = 4):
         "neighbours at a time."
     )
     return drawing(7.9, 2.6, draw, alt=alt, key=False)
-
-
-LOADS = ((4, 1), (16, 1), (4, 2), (4, 8))  # bytes a thread, stride in elements
-
-
-def _load_titles(cases) -> list[str]:
-    words = {2: "2nd", 8: "8th"}
-    every = lambda s: f", every {words.get(s, f'{s}th')} element" if s > 1 else ""  # noqa: E731
-    return [f"{width} bytes for each thread{every(stride)}" for width, stride in cases]
-
-
-def warp_load(cases=LOADS):
-    """A warp's 32 threads and the sectors of memory that they ask for: a frame for each ``(bytes a thread, stride)``."""
-    titles = _load_titles(cases)
-    sectors = [len({t * stride * width // 32 for t in range(32)}) for width, stride in cases]
-    counted = "; ".join(f"{title}: {count} sectors" for title, count in zip(titles, sectors, strict=True))
-    alt = f"A row of 32 threads above a row of sectors, joined by lines; the bytes that are used are filled. {counted}."
-    return filmstrip(7.9, 3.3, lambda board, i: draw_load(board, *cases[i]), titles, alt=alt, columns=2, key=False)
 
 
 def draw_load(board: Board, width: int, stride: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
+from kernels.lab.drawings.language import INK, NOTE, Filmstrip, drawing, filmstrip, ink
 
 
 def state_step(BLOCK_V: int | None = None, program: int = 1) -> Filmstrip:
@@ -91,3 +91,95 @@ def handed_on(sizes: Sequence[int] = (3, 1, 2), reverse: bool = False):
             "left stands before t0."
         )
     return drawing(8, 1.75 if reverse else 1.1, draw, alt=alt)
+
+
+def step_chain(waits: dict[str, float], steps: int = 2):
+    """What a program waits for in a step, in ns, one after the other; below, with the next step's rows asked for ahead.
+
+    waits: ``rows``, until a token's rows are there, and behind it what is done with them.
+    """
+    names = list(waits)
+    words = ("memory", "rows on their way"), ("time", "instructions"), ("weight", "waits for numbers under way inside")
+    looks = dict(zip(names, words))
+    total = sum(waits.values())
+    work = total - waits[names[0]]
+    ahead = max(work, waits[names[0]])
+    scale = 16 / (steps * total)
+
+    def draw(board):
+        for role, word in looks.values():
+            board.name(role, word)
+        for row, label in enumerate(("asked for when\nneeded", "asked for one\ntoken ahead")):
+            board.text(-0.3, 2.2 * row + 0.6, label, size=NOTE, ha="right")
+        for step in range(steps):
+            x = step * total * scale
+            for name in names:
+                wide = waits[name] * scale
+                board.box(x, 0, wide, 1, looks[name][0], f"{waits[name]:.0f}" if wide > 0.7 else "", size=NOTE)
+                x += wide
+            board.brace(step * total * scale + 0.05, x - 0.05, -0.2, f"token {step + 1}: {total:.0f} ns")
+        x = waits[names[0]] * scale
+        board.box(0, 2.2, x, 0.7, "memory", "rows of token 1", size=NOTE)
+        for step in range(steps):
+            start = x
+            board.box(start, 2.2, waits[names[0]] * scale, 0.7, "memory", f"rows of token {step + 2}", size=NOTE)
+            for name in names[1:]:
+                board.box(x, 2.9, waits[name] * scale, 0.5, looks[name][0])
+                x += waits[name] * scale
+            x = start + ahead * scale
+            board.brace(start + 0.05, x - 0.05, 3.6, f"token {step + 1}: {ahead:.0f} ns", depth=-0.25)
+
+    alt = (
+        f"Two lines of time. Above, each token takes {total:.0f} ns, one part after the other: "
+        + ", ".join(f"{looks[name][1]} {waits[name]:.0f}" for name in names)
+        + ". Below, the rows of the next token are on their way while one token's work is done, "
+        f"and a token takes {ahead:.0f} ns."
+    )
+    return drawing(8, 2.4, draw, alt=alt)
+
+
+def packed_wall(lengths: Sequence[int] = (5, 7), wall: int = 5):
+    """Two texts end to end and the state that goes through them, with a gate of minus infinity on token ``wall``: first to
+    last, last to first, and without a wall, where each text is a program's own."""
+    T, owner = sum(lengths), [n for n, length in enumerate(lengths) for _ in range(length)]
+    wide = 1.5
+
+    def draw(board):
+        board.name("input", "Ada's tokens")
+        board.name("weight", "Ben's tokens")
+        titles = "first to last", "last to first", "boundaries,\nlast to first"
+        for row, title in enumerate(titles):
+            y, reverse, walls = 2.7 * row, row > 0, row < 2
+            board.text(-0.4, y + 0.5, title, size=NOTE, ha="right")
+            places = []
+            for t in range(T):
+                gap = 0.9 if not walls and owner[t] else 0
+                role = ("input", "weight")[owner[t]]
+                places.append(board.box(t * wide + gap, y, 0.9, 1, role, str(t), size=NOTE))
+            for t in range(T - 1):
+                left, right = places[t], places[t + 1]
+                entered = t if reverse else t + 1  # the token whose gate acts between the two
+                middle = (left.x + left.w + right.x) / 2
+                stopped, apart = walls and entered == wall, owner[t] != owner[t + 1]
+                ends = left.side("right"), right.side("left")
+                bad = stopped != apart if walls else False
+                if not walls and apart:
+                    continue
+                red = ink("wrong") if bad else None
+                if stopped:
+                    board.box(middle - 0.09, y - 0.35, 0.18, 1.7, edge=red, hatch="////", width=1.4)
+                    said = "the wall: Ben is cut off from his own" if bad else "the wall"
+                    board.text(middle, y - 0.6, said, size=NOTE, colour=red or INK)
+                else:
+                    looks = ("wrong", 2.2) if bad else ("accumulator", 1.4)
+                    board.arrow(*(ends[::-1] if reverse else ends), looks[0], width=looks[1])
+                    board.text(middle, y + 1.65, "Ben's words reach Ada" if bad else "", size=NOTE, colour=red or INK)
+        board.text(places[0].x, 2.7 * 2 + 1.6, "one program for each text", size=NOTE, ha="left")
+
+    alt = (
+        f"Three rows of {T} tokens, Ada's {lengths[0]} and Ben's {lengths[1]}, with arrows for the state that goes from "
+        f"token to token. First to last: a wall stands between tokens {wall - 1} and {wall}, where the texts part. Last to "
+        f"first: the wall stands between tokens {wall} and {wall + 1}, amid Ben's text, and a red arrow leads from token "
+        f"{wall} into Ada's. Below, the texts stand apart, with no arrow between them."
+    )
+    return drawing(8, 3.4, draw, alt=alt)

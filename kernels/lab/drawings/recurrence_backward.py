@@ -104,6 +104,32 @@ def gradient_step(BLOCK_V: int = 2, program: int = 1) -> Filmstrip:
     return filmstrip(8, 3.2, draw, ["add", "take dv, and a share of dk", "fade"], alt=alt)
 
 
+def undone_steps(errors: dict[str, list[float]]):
+    """The error of a state that is undone step by step, relative to its size, a line for each decay, by its name."""
+    figure, axes = style.picture(6.8, 3.2)
+    ax = axes[0, 0]
+    for i, (name, line) in enumerate(errors.items()):
+        every = max(1, len(line) // 20)
+        looks = {"color": style.INKS[i], "marker": style.MARKERS[i], "markevery": every, "markersize": 4}
+        ax.semilogy(range(1, len(line) + 1), line, **looks)
+        at = next((t for t, error in enumerate(line) if error > 1e-4), 0) if len(line) > 10 else sum(error < 1e3 for error in line) - 1
+        ax.annotate(name, (at + 1, line[at]), (9, -5), textcoords="offset points", color=style.INKS[i], fontsize=9)
+    ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    ax.annotate("as large as the state", (1, 1), (-4, 4), ha="right", fontsize=9,
+                xycoords=ax.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
+    longest = max(map(len, errors.values()))
+    ax.set(xlim=(0, 1.18 * longest), ylim=(1e-8, 1e4), xlabel="undone steps", ylabel="error of the state, relative")
+    said = []
+    for name, line in errors.items():
+        lost = next((t for t, error in enumerate(line, start=1) if error > 1), None)
+        said.append(f"{name} {f'is lost after {lost} steps' if lost else f'is right to {line[-1]:.0e} after {len(line)}'}")
+    figure.alt = (
+        "Error of the undone state against the number of undone steps, on a logarithmic axis, one rising line a decay: "
+        f"{'; '.join(said)}. A dashed line marks an error as large as the state."
+    )
+    return figure
+
+
 def gate_errors(panels: dict, xlabel: str, *, alt: str):
     """Errors of the gates' gradient over the gate, a panel for each experiment and a line for each formula.
 

@@ -35,9 +35,11 @@ def latency(results="machine"):
     x, y = [row["bytes"] for row in found], [row["ns"] for row in found]
     left.plot(x, y, color=style.INKS[0], linewidth=1)
     style.points(left, x, y, 0, "recorded", solid=True)
-    for name, size, text in (("l1_ns", 32 * KB, "L1"), ("l2_ns", 4 * MB, "L2"), ("dram_ns", 256 * MB, "DRAM")):
-        left.annotate(f"{text}: {known[name]} ns", (size, known[name]), (0, 9), textcoords="offset points",
-                      fontsize=style.TEXT_SIZE, ha="center")  # fmt: skip
+    places = {"l1_ns": ("L1", 32 * KB, 9), "l2_ns": ("L2", 4 * MB, 9), "dram_ns": ("DRAM", 256 * MB, 18)}
+    for name, (text, size, up) in places.items():
+        wide = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}} if name == "dram_ns" else {}
+        left.annotate(f"{text}: {known[name]} ns", (size, known[name]), (0, up), textcoords="offset points",
+                      fontsize=style.TEXT_SIZE, ha="center", **wide)  # fmt: skip
     left.set_ylabel("ns from load to load")
     left.set_ylim(10, 700)
     rate = record["machine"]["copy_tb_per_s"]
@@ -157,7 +159,7 @@ def strides(results="machine"):
 
 
 def puzzle(yours=None, results="machine"):
-    """The lesson's launches of one kernel: recorded times beside those that Little's law predicts.
+    """The lesson's launches of one kernel: recorded times beside what the law predicts, for programs alone and for many.
 
     yours: ``{(programs, block): seconds}`` on the reader's GPU, where there is one.
     """
@@ -169,7 +171,11 @@ def puzzle(yours=None, results="machine"):
     names = []
     for i, row in enumerate(found):
         turns = 2 / 3 * row["bytes"] / row["bytes_in_flight"]  # what is loaded is waited for
-        predicted = 1e3 * law(rates(record), [(turns, known["dram_ns"])], bytes=row["bytes"]).seconds
+        made = law(rates(record), [(turns, known["dram_ns"])], bytes=row["bytes"])
+        alone = (
+            row["programs"] <= known["multiprocessors"]
+        )  # then nobody fills a program's waits: they add to its bytes
+        predicted = 1e3 * (sum(made.times.values()) if alone else made.seconds)
         style.points(ax, [row["ms"]], [i], 0, "recorded", solid=True)
         ax.plot([predicted, predicted], [i - 0.42, i + 0.42], color="black", linewidth=2)
         own = (yours or {}).get((row["programs"], row["block"]))

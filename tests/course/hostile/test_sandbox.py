@@ -57,8 +57,8 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
     assert all(room not in seen for room in ("dynamic_conv", "flex_attention", "conv_wgrad", "recurrent_attention"))
     walk = "import os\nraise ValueError(' '.join(f for w in os.walk('/course/kernels/check') for f in w[2]))"
     seen = told(template, walk)
-    assert "sheets.py" in seen and "part_0.py" not in seen and "row_softmax.py" not in seen
-    assert told(template, "from kernels.check.clinics import part_0\nassert part_0.PATIENTS[0].lines")
+    assert "worksheets.py" in seen and "part_0.py" not in seen and "row_softmax.py" not in seen
+    assert told(template, "from kernels.check.clinics import part_0\nassert part_0.FAULTY[0].lines")
     assert told(
         template, "import kernels.check.row_softmax, kernels.dynamic_conv as d\nassert callable(d.dynamic_conv)"
     )

@@ -6,6 +6,7 @@ end, passes a naive test (one aligned call, zeros around everything), and fails 
 """
 
 import contextlib
+import importlib
 import io
 import itertools
 import re
@@ -20,7 +21,7 @@ import torch
 
 from kernels import check
 from kernels.check import framework, pipelines
-from kernels.check.clinics.patient import patched
+from kernels.check.clinics.faulty_kernel import patched
 from kernels.lab.source import readable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -169,6 +170,25 @@ def section(target: Target) -> str:
     return "\n".join([f"## {target.assignment}: `{target.function}`", "", *header, *map(row, target.mutants)])
 
 
+def slips() -> str:
+    """What a lesson's own kernels are with one slip in them, and the cause that ``check.kernel`` tells."""
+    parts = []
+    for path in sorted((ROOT / "kernels" / "check" / "lessons").glob("lesson_*.py")):
+        module = importlib.import_module(f"kernels.check.lessons.{path.stem}")
+        for name, kernel in getattr(module, "KERNELS", {}).items():
+            parts += [f"### {name}", "", "| the lesson's own line | with the slip | what the check says |", "|---|---|---|"]
+            parts += [f"| {_code(old)} | {_code(new)} | {said or _SEEN} |" for old, new, said in kernel.slips] + [""]
+    return "\n".join(parts).rstrip()
+
+
+_SEEN = "the access itself: outside its tensor, undefined where it is masked, or never stored"
+
+
+def _code(text: str) -> str:
+    lines = " ⏎ ".join(line.strip() for line in text.strip().splitlines()).replace("|", "\\|")
+    return f"`{lines}`" if lines else "(left out)"
+
+
 def table() -> str:
     """The kill table: what is declared here, and tests/course/test_mutants.py proves by running every mutant."""
     from tests.course import similarity
@@ -179,6 +199,9 @@ def table() -> str:
         "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.\n"
         "It is caught by one verdict alone: *right*, at the property that is named, *compiles* or *cheap*.",
         *map(section, targets()),
+        "## The lessons\n\n"
+        "Each slip is planted into the kernel that a lesson's reader writes, by `tests/course/test_lesson_kernels.py`.\n\n"
+        + slips(),
         "## How much of a solution is a lesson's code with other names\n\n"
         "By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.\n\n"
         + "\n".join(similarity.table()),

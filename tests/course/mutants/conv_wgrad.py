@@ -540,7 +540,7 @@ SPLIT = Target(
                 "    dweight.copy_(partials.sum(0))",
             ),
             "the same bits every time",
-            "something else filled it",
+            "dweight is written by the launcher, after its last launch",
         ),
         Mutant(
             "made anew",

@@ -33,6 +33,8 @@ WRONG = {
         (speaker("score + tl.load(tables[1] + asks * 3 + asked)", "tl.load(tables[0] + q_idx)"), "stands at kv_idx"),
         (speaker("score + tl.load(tables[1] + asks * 3)"), "first entry of its row"),
         (speaker("score + tl.load(tables[1] + asks * 3 + asked)", "kv_idx"), "outside"),
+        (speaker("score + tl.load(tables[1] + asks[:, None] * 3 + asked[None, :])"), "has the shape [8, 8, 8]"),
+        (speaker("score + tl.load(tables[0] + asks * 3 + asked)", "tl.load(tables[1] + kv_idx)"), "tables[0] is speaker"),
     ],
     "31-shared": [
         (shared("h * stride + n - m + M - 1"), "neighbours share one"),

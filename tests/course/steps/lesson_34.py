@@ -50,5 +50,11 @@ WRONG = {
         (bias("h % 2 * 64 + m"), "share row 0"),
         (bias("h // 2 * 64 + m + 0 * n", "dz"), "additions of a tile go to memory"),
         (bias("h // 2 * 32 + m"), "Your dbias["),
+        (bias(value="tl.sum(dz, 1)"), "a row of them: stand them up with [:, None]"),
+        (bias(value="tl.sum(dz, 0)[None, :]"), "sum over the keys, which are axis 1"),
+        (bias(value="tl.sum(dz, 0)[:, None]"), "sum over the keys, which are axis 1"),
+        (bias(value="dz"), "sum over the keys, which are axis 1"),
+        (bias(value="tl.sum(dz)"), "The whole tile is summed into one number"),
+        (bias("h // 2 * 64 + m[:, None]"), "m is a column already"),
     ],
 }

@@ -43,8 +43,10 @@ WRONG = {
         (order("offs_j // R % R"), "it is S by which r is divided off"),
         (order("offs_j // S"), "take it modulo R"),
         (order(c="offs_j // S"), "divide by both"),
-        (order(h="h0 + r"), "h is 0, expected 1"),
-        (order(at="w"), "the place is"),
+        (order(h="h0 + r"), "Tap r lies r · dil_h rows below"),
+        (order(h="h0 + r * dil_w"), "h is h0 + r · dil_h"),
+        (order(h="h0 - r * dil_h"), "h is h0 + r · dil_h"),
+        (order(at="w"), "each of h, w and c has to be multiplied with its stride"),
     ],
     "40-class": [
         (walk(h="a - top + i * stride"), "which does not exist"),

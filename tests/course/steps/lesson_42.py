@@ -46,7 +46,7 @@ WRONG = {
         (accumulate("tl.zeros((BLOCK,), tl.float32)"), "The gradient that was there is gone"),
         (accumulate(step="total = (total + slot).to(tl.float16).to(tl.float32)"), "rounded to float16 after every slot"),
         (accumulate(z="pieces - 1 - z"), "from the last to the first"),
-        (accumulate(z="0"), "Element 0 is"),
+        (accumulate(z="0"), "Slot 0 is added 5 times"),
         (accumulate().replace("range(pieces)", "range(pieces - 1)"), "Not all 5 slots"),
         (accumulate().replace("    tl.store", "    return\n    tl.store"), "Nothing was stored"),
         (accumulate().replace(", mask=offs < numel)\n", ")\n"), "outside"),

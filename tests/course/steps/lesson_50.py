@@ -54,7 +54,8 @@ WRONG = {
         (count(loads="n // STAGES % 2", multiplies="(n // STAGES + 1) % 2"), "The parities are exchanged"),
         (count(loads="n // STAGES % 2"), "the phase *before* the multiplier's"),
         (count(multiplies="(n // STAGES + 1) % 2"), "this round's copy"),
-        (count("tile * STAGES + i"), "expected"),
+        (count("tile * STAGES + i"), "where n counts the steps of all tiles"),
+        (count(slot="(n + 1) % STAGES"), "The slot is n % 2"),
         (count(slot="n / STAGES"), "three integers"),
     ],
     "50-late": [

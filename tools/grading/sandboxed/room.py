@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from kernels.check import explanations
-from kernels.check.clinics.sheets import Tester
+from kernels.check.clinics.worksheets import Tester
 from kernels.check.emitted import run_gradient, run_value
 from kernels.check.replay import launches_on
 from kernels.check.submission import Call, recorded, replayed, sources_of

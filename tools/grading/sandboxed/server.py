@@ -1,8 +1,8 @@
-"""The contestants' template: it imports what kernels need once, and forks a contestant for each submission.
+"""The sandboxed processes' template: it imports what kernels need once, and forks a sandboxed process for each submission.
 
 It runs inside the sandbox and never executes a line of a submission itself. A fork enters namespaces of its own: it sees
 no other process, has an empty /tmp, and what it starts ends with it. The judge holds the other ends of two sockets: orders
-arrive on one, a contestant's own connection comes with the order that starts it.
+arrive on one, a sandboxed process's own connection comes with the order that starts it.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def _folder(name: str) -> types.ModuleType:
 
 
 def prepare() -> None:
-    """Import everything that a contestant will need, and nothing that knows an answer's operator."""
+    """Import everything that a sandboxed process will need, and nothing that knows an answer's operator."""
     import kernels  # noqa: F401, I001  before triton: this import decides where kernels run
     import torch
 
@@ -84,7 +84,7 @@ def prepare() -> None:
     import kernels.check.flash_mods
     import kernels.lab
 
-    # What torch asks /proc at first use: contestants have none.
+    # What torch asks /proc at first use: sandboxed processes have none.
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         tile = torch.ones(32, 32).to(dtype)
         (tile @ tile + torch.nn.functional.pad(tile, (1, 1))[:, 1:-1]).float().sum()
@@ -95,8 +95,8 @@ def prepare() -> None:
     trace.linecache = types.SimpleNamespace(getline=lambda file, line: "" if file[:8] == "<kernel " else getline(file, line))
     watch.limited = (
         contextlib.nullcontext
-    )  # it starts a thread, which a contestant may not; the judge has a timer of its own
-    from . import arms, room, syscalls, wire  # noqa: F401  here, because a contestant's /tmp hides what lies in ours
+    )  # it starts a thread, which a sandboxed process may not; the judge has a timer of its own
+    from . import arms, room, syscalls, wire  # noqa: F401  here, because a sandboxed process's /tmp hides what lies in ours
 
     arms.note()
 
@@ -167,7 +167,7 @@ def limit(limits: dict, alone: bool) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def contestant(connection: socket.socket) -> None:
+def serve(connection: socket.socket) -> None:
     """Answer the judge's requests until it hangs up."""
     from . import room, wire
 
@@ -188,7 +188,7 @@ def contestant(connection: socket.socket) -> None:
 
 
 def start(order: dict, connection: socket.socket, control: socket.socket, nested: bool) -> int:
-    """Fork a contestant; returns the number by which it is ended."""
+    """Fork a sandboxed process; returns the number by which it is ended."""
     limits = order["limits"]
     if not nested:
         pid = os.fork()
@@ -230,9 +230,9 @@ def _child(connection, control, limits, nested):
         os.chdir("/tmp")
         syscalls.forbid()
         os.dup2(1, 2)  # nowhere: the template's own is a file, in which the next one could read
-        contestant(connection)
+        serve(connection)
     except BaseException as error:
-        sys.stderr.write(f"contestant: {type(error).__name__}: {error}\n"[:500])
+        sys.stderr.write(f"submission: {type(error).__name__}: {error}\n"[:500])
         os._exit(1)
     os._exit(0)
 

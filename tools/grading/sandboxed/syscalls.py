@@ -1,4 +1,4 @@
-"""Calls of the system that no contestant needs: memory beyond its limits, and whatever would last beyond it.
+"""Calls of the system that no sandboxed process needs: memory beyond its limits, and whatever would last beyond it.
 
 System V's shared memory and a memfd count towards no limit of a process; a namespace of one's own would give the right to
 mount as much; the kernel's keyrings outlive whoever wrote to them. A filter (seccomp) answers them with "not permitted".

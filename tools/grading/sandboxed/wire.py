@@ -1,4 +1,4 @@
-"""Messages between judge and contestant: a header of JSON and arrays as .npy bytes, read without trusting either.
+"""Messages between judge and sandboxed process: a header of JSON and arrays as .npy bytes, read without trusting either.
 
 Nothing is unpickled. A reader says how much it is willing to take; whatever is longer, shorter or of another form is a
 ``WireError``.

@@ -72,7 +72,7 @@ def case(name: str | None = None) -> Looked:
     case, error, seen = failing.case, "", {}
     try:
         traced = case.traced(failing.submission)
-        far = any(stray.far for stray in traced.strays)
+        far = any(beyond.far for beyond in traced.out_of_bounds)
         seen = (traced.run if far else case.run(failing.submission)).seen
     except Failed as raised:
         error = raised.args[0]

@@ -14,7 +14,7 @@ import torch
 
 from kernels.check import watch
 from kernels.check.clinics.disguise import disguised
-from kernels.check.clinics.patient import CAUSES, Patient, launcher, patched
+from kernels.check.clinics.faulty_kernel import CAUSES, FaultyKernel, launcher, patched
 from kernels.check.explanations import SLOW, explain, explain_slow
 from kernels.check.stale import broken_since
 from kernels.lab.trace import trace
@@ -31,11 +31,11 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Worksheet:
     """One check: of which kernel, and what it is held to."""
 
     name: str
-    patient: Patient
+    faulty: FaultyKernel
     properties: tuple[Item, ...]
     missing: str
 
@@ -70,55 +70,55 @@ def _points(number: int) -> str:
     return f"{number} point{'s' * (number != 1)}"
 
 
-def diagnosis(patient: Patient) -> Sheet:
-    """The check of a diagnosis of ``patient``."""
-    items = Item("line", 1, patient.lesson), Item("cause", 1, patient.lesson), Item("smallest input", 2, patient.lesson)
+def diagnosis(faulty: FaultyKernel) -> Worksheet:
+    """The check of a diagnosis of ``faulty``."""
+    items = Item("line", 1, faulty.lesson), Item("cause", 1, faulty.lesson), Item("smallest input", 2, faulty.lesson)
     missing = (
-        f"a diagnosis is dict(line=..., cause=..., smallest=dict({', '.join(f'{n}=...' for n in patient.sizes)}))."
+        f"a diagnosis is dict(line=..., cause=..., smallest=dict({', '.join(f'{n}=...' for n in faulty.sizes)}))."
     )
-    return Sheet(f"diagnosis_{patient.key}", patient, items, missing)
+    return Worksheet(f"diagnosis_{faulty.key}", faulty, items, missing)
 
 
-def finds(patient: Patient) -> Sheet:
-    """The check of a test for ``patient``."""
+def finds(faulty: FaultyKernel) -> Worksheet:
+    """The check of a test for ``faulty``."""
     items = (
-        Item("tells the broken kernel from a right one", 2, patient.lesson),
-        Item("finds the same mistake elsewhere", 2, patient.lesson),
-        Item("accuses no right kernel", 2, patient.lesson),
+        Item("tells the broken kernel from a right one", 2, faulty.lesson),
+        Item("finds the same mistake elsewhere", 2, faulty.lesson),
+        Item("accuses no right kernel", 2, faulty.lesson),
     )
-    return Sheet(f"finds_{patient.key}", patient, items, "the test gives neither True nor False yet.")
+    return Worksheet(f"finds_{faulty.key}", faulty, items, "the test gives neither True nor False yet.")
 
 
-def check_diagnosis(sheet: Sheet, answer: object) -> int:
+def check_diagnosis(worksheet: Worksheet, answer: object) -> int:
     """Hold ``dict(line, cause, smallest)`` to the kernel, print which parts are accepted, return the points.
 
     The smallest input is verified by running: it fails, and none that is smaller does.
     """
     if answer is None or answer is ...:
-        return sheet.lacks()
-    parts, patient = ("line", "cause", "smallest"), sheet.patient
+        return worksheet.lacks()
+    parts, faulty = ("line", "cause", "smallest"), worksheet.faulty
     if not isinstance(answer, dict) or set(answer) - set(parts):
         found = ", ".join(map(str, answer)) if isinstance(answer, dict) else type(answer).__name__
-        print(f"missing: {sheet.missing[:-1]}, and this is {found}.")
-        print(f"{sheet.name}: 0 of {sheet.points} points")
+        print(f"missing: {worksheet.missing[:-1]}, and this is {found}.")
+        print(f"{worksheet.name}: 0 of {worksheet.points} points")
         return 0
     line, cause, smallest = map(answer.get, parts)
-    told = {"line": "" if patient.is_line(line) else "not accepted"}
-    told["cause"] = "" if cause == patient.cause else "not accepted"
+    told = {"line": "" if faulty.is_line(line) else "not accepted"}
+    told["cause"] = "" if cause == faulty.cause else "not accepted"
     if not isinstance(cause, str) or cause not in CAUSES:
         told["cause"] = f"it is one of {', '.join(CAUSES)}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        told["smallest input"] = _form(patient, smallest) or ("" if patient.smallest(smallest) else "not accepted")
-    return sheet.say(told)
+        told["smallest input"] = _form(faulty, smallest) or ("" if faulty.smallest(smallest) else "not accepted")
+    return worksheet.say(told)
 
 
-def _form(patient: Patient, smallest: object) -> str:
+def _form(faulty: FaultyKernel, smallest: object) -> str:
     """What is wrong with the form of an input."""
-    if not isinstance(smallest, dict) or smallest.keys() != patient.sizes.keys():
-        return f"it says {', '.join(patient.sizes)}, and nothing else"
+    if not isinstance(smallest, dict) or smallest.keys() != faulty.sizes.keys():
+        return f"it says {', '.join(faulty.sizes)}, and nothing else"
     for name, value in smallest.items():
-        allowed = patient.sizes[name]
+        allowed = faulty.sizes[name]
         if value not in allowed or type(value) is not type(allowed[allowed.index(value)]):
             said = ", ".join(map(repr, allowed)) if len(allowed) < 9 else f"{allowed[0]} to {allowed[-1]}"
             return f"{name} may be {said}"
@@ -149,45 +149,45 @@ class Tester:
         return answer, error
 
 
-def check_finds(sheet: Sheet, fn, *, seed: int | None = None, grading: bool | None = None) -> int:
+def check_finds(worksheet: Worksheet, fn, *, seed: int | None = None, grading: bool | None = None) -> int:
     """Hold a test, ``fn(kernel) -> bool``, to the broken kernel, the right one and their relatives; return the points.
 
     It finds nothing where nothing is wrong, and the mistake wherever it stands. One that always says the same earns nothing.
     The kernels come in an order, and in words, that are drawn anew for each grading: none is known by its lines.
     """
     if fn is None or not (isinstance(fn, Tester) or callable(fn)):
-        return sheet.lacks()
+        return worksheet.lacks()
     if not isinstance(fn, Tester) and (broken := broken_since(fn)):
-        print(f"{sheet.name}: not checked, {broken}. What would be graded is the function that stood there before.")
+        print(f"{worksheet.name}: not checked, {broken}. What would be graded is the function that stood there before.")
         return 0
-    tester, patient = fn if isinstance(fn, Tester) else Tester(fn), sheet.patient
+    tester, faulty = fn if isinstance(fn, Tester) else Tester(fn), worksheet.faulty
     if grading is None:
         grading = os.environ.get("KERNELS_GRADING") == "1"
         seed = None if grading else seed
     seed = secrets.randbits(32) if seed is None and grading else seed or 0
-    shown = [(item, *one) for item, members in _groups(patient).items() for one in members]
+    shown = [(item, *one) for item, members in _groups(faulty).items() for one in members]
     order = torch.randperm(len(shown), generator=torch.Generator().manual_seed(seed)).tolist()
     judged, silent = {}, True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in order:
             _, what, patch, wanted = shown[number]
-            text = disguised(patched(patient.right, patch), f"{seed}, {number}")
-            answer, error = tester.finds(text, patient.function)
+            text = disguised(patched(faulty.right, patch), f"{seed}, {number}")
+            answer, error = tester.finds(text, faulty.function)
             judged[number] = _wrong(what, answer, error, wanted)
             silent = silent and answer is None and not error
             if error and error[1] == SLOW:
                 break
     if silent:
-        return sheet.lacks()
-    told = {item.name: [] for item in sheet.properties}
+        return worksheet.lacks()
+    told = {item.name: [] for item in worksheet.properties}
     for number, (item, what, *_) in enumerate(shown):
         told[item].append(judged.get(number, f"it was not asked about {what}: a call before took too long"))
     told = {item: "; ".join(filter(None, wrong)) for item, wrong in told.items()}
-    first = sheet.properties[0].name
+    first = worksheet.properties[0].name
     if told[first]:
         told = {item: why or "only for a test that tells those two apart" for item, why in told.items()}
-    return sheet.say(told, f" (graded with seed {seed})" if grading else "")
+    return worksheet.say(told, f" (graded with seed {seed})" if grading else "")
 
 
 def _wrong(what: str, answer: object, error: tuple[str, str] | None, wanted: bool) -> str:
@@ -201,11 +201,11 @@ def _wrong(what: str, answer: object, error: tuple[str, str] | None, wanted: boo
     return f"it lets {what} pass" if wanted else f"it accuses {what}"
 
 
-def _groups(patient: Patient) -> dict:
+def _groups(faulty: FaultyKernel) -> dict:
     """What a test is shown: by item, what is said of a kernel, its patch, and whether something is to be found."""
-    two, elsewhere, sound = (item.name for item in finds(patient).properties)
+    two, elsewhere, sound = (item.name for item in finds(faulty).properties)
     return {
-        two: [("the kernel as it was brought in", patient.fault, True), ("the right kernel", (), False)],
-        elsewhere: [(one.said, one.patch, True) for one in patient.broken],
-        sound: [(one.said, one.patch, False) for one in patient.sound],
+        two: [("the kernel as it was brought in", faulty.fault, True), ("the right kernel", (), False)],
+        elsewhere: [(one.said, one.patch, True) for one in faulty.broken],
+        sound: [(one.said, one.patch, False) for one in faulty.sound],
     }

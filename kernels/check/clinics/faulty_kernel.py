@@ -63,7 +63,7 @@ class Relative:
 
 
 @dataclass(frozen=True)
-class Patient:
+class FaultyKernel:
     """A broken kernel. ``key`` is its clinic's part and a letter, ``function`` its launcher.
 
     ``fault`` patches ``right``, the source of the right one; ``lines`` are the lines of the broken one that may be named, by
@@ -104,7 +104,8 @@ class Patient:
             except Failed:
                 return True
             seen = traced.run.seen
-            if traced.strays or any(launch.races_inside or self.races and launch.races() for launch in traced.launches):
+            racing = (launch.races_inside or self.races and launch.races() for launch in traced.launches)
+            if traced.out_of_bounds or any(racing):
                 return True
             for out in case.outs:
                 found = seen[out.name]

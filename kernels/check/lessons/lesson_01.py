@@ -1,0 +1,70 @@
+"""Lesson 01's kernel: a tile of a matrix with any strides, copied."""
+
+import torch
+
+from kernels.check.lessons import LessonKernel
+
+
+def _matrices(draw, M=8, N=8, BLOCK_M=4, BLOCK_N=4, how="packed", dtype=torch.float32):
+    x = {
+        "packed": lambda: draw.normal(M, N, dtype=dtype),
+        "transposed": lambda: draw.normal(N, M, dtype=dtype).t(),
+        "every other column": lambda: draw.normal(M, 2 * N, dtype=dtype)[:, ::2],
+    }[how]()
+    out = torch.full((N, M), float("nan"), dtype=dtype, device=x.device).t()  # stored by columns
+    return {"x": x, "out": out, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
+
+
+ONE_AXIS = "rows and columns are counted by one axis of the grid: program_id(0) counts down, program_id(1) to the right"
+
+KERNELS = {
+    "01-copy": LessonKernel(
+        arguments=_matrices,
+        cases={
+            "whole tiles": {},
+            "ragged M": {"M": 6},
+            "ragged N": {"N": 7},
+            "tall tiles": {"M": 9, "N": 5, "BLOCK_M": 8, "BLOCK_N": 2},
+            "transposed": {"M": 6, "N": 7, "how": "transposed"},
+            "every other column": {"M": 6, "N": 7, "how": "every other column"},
+            "bfloat16": {"M": 6, "N": 7, "dtype": torch.bfloat16},
+        },
+        slips=(
+            ("tl.program_id(0)", "tl.program_id(1)", ONE_AXIS),
+            ("tl.program_id(1)", "tl.program_id(0)", ONE_AXIS),
+            (
+                "tl.program_id(0) * BLOCK_M + ",
+                "",
+                "every program does the first rows: they begin at program_id(0) * BLOCK_M",
+            ),
+            (
+                "tl.program_id(1) * BLOCK_N + ",
+                "",
+                "every program does the first columns: they begin at program_id(1) * BLOCK_N",
+            ),
+            ("(offs_m < M) & (offs_n < N)", "(offs_n < N) & (offs_n < N)", ""),
+            ("(offs_m < M) & (offs_n < N)", "(offs_m < M) & (offs_m < M)", ""),
+            (
+                "offs_m * stride_xm + offs_n * stride_xn",
+                "offs_m * N + offs_n",
+                "x is read as if its rows followed one another: it has strides",
+            ),
+            (
+                "offs_m * stride_xm + offs_n * stride_xn",
+                "offs_m * stride_xm + offs_n",
+                "a column of x is stride_xn further, not 1",
+            ),
+            (
+                "offs_m * stride_om + offs_n * stride_on",
+                "offs_m * stride_xm + offs_n * stride_xn",
+                "out is written with the strides of x",
+            ),
+            (
+                "offs_m * stride_om + offs_n * stride_on",
+                "offs_m * N + offs_n",
+                "out is written as if its rows followed one another: it has strides",
+            ),
+            ("offs_n * stride_on, x, mask=mask", "offs_n * stride_on, x", ""),
+        ),
+    ),
+}

@@ -1,0 +1,108 @@
+"""Lesson 02's kernels: a row walked in blocks, and sums down the columns, in stripes of rows."""
+
+import torch
+
+from kernels.check.lessons import LessonKernel
+
+
+def _rows(draw, M=3, N=16, BLOCK=8, far=3.0, how="packed", dtype=torch.float32, eps=0.1):
+    x = {
+        "packed": lambda: draw.normal(M, N),
+        "transposed": lambda: draw.normal(N, M).t(),
+        "every other column": lambda: draw.normal(M, 2 * N)[:, ::2],
+    }[how]()
+    return {"x": (x + far).to(dtype), "weight": draw.normal(N, dtype=dtype), "eps": eps, "BLOCK": BLOCK}
+
+
+def _gradients(draw, M=8, N=16, ROWS=4, BLOCK=8, how="packed", dtype=torch.float32):
+    first, second = draw.normal(M, N, dtype=dtype), draw.normal(M, N, dtype=dtype)
+    if how == "transposed":
+        first, second = draw.normal(N, M, dtype=dtype).t(), draw.normal(M, 2 * N, dtype=dtype)[:, ::2]
+    return {"dout": first, "xhat": second, "ROWS": ROWS, "BLOCK": BLOCK}
+
+
+KERNELS = {
+    "02-standardise": LessonKernel(
+        arguments=_rows,
+        cases={
+            "one block": {"N": 8},
+            "two blocks": {},
+            "a ragged end": {"N": 21},
+            "shorter than a block": {"N": 5},
+            "a large mean": {"N": 21, "far": 1000.0},
+            "every other column": {"N": 13, "how": "every other column"},
+            "transposed": {"N": 13, "how": "transposed"},
+            "bfloat16": {"N": 21, "dtype": torch.bfloat16},
+        },
+        slips=(
+            (
+                "total += ",
+                "total = ",
+                "only the last block counts in the mean: add to what the accumulator held before",
+            ),
+            (
+                "squares += ",
+                "squares = ",
+                "only the last block counts in the variance: add to what the accumulator held before",
+            ),
+            (
+                "tl.sum(total, axis=0) / N",
+                "tl.sum(total, axis=0) / BLOCK",
+                "the mean divides by the lanes, not by the row's elements",
+            ),
+            ("tl.sum(total, axis=0) / N", "tl.sum(total, axis=0)", "the sum is not divided by N: it is no mean"),
+            (
+                "tl.where(offs < N, numbers(x_ptr, offs, N, stride_xn) - mean, 0.0)",
+                "numbers(x_ptr, offs, N, stride_xn) - mean",
+                "in the second walk the padding is -mean, and its square is added: neutral again, just before the sum",
+            ),
+            (
+                "tl.where(offs < N, numbers(x_ptr, offs, N, stride_xn) - mean, 0.0)",
+                "tl.where(offs < N, numbers(x_ptr, offs, N, stride_xn), 0.0)",
+                "the squares are those of x, not those around the mean",
+            ),
+            ("/ N + eps", "/ N", "eps is left out"),
+            ("tl.sum(squares, axis=0) / N + eps", "tl.sum(squares, axis=0) + eps", "the squares are not divided by N"),
+            ("tl.rsqrt", "tl.sqrt", "the row is multiplied by the standard deviation: rsqrt is 1 / sqrt"),
+            (
+                "centred = numbers(x_ptr, offs, N, stride_xn) - mean",
+                "centred = numbers(x_ptr, offs, N, stride_xn)",
+                "the mean is not subtracted from what is stored",
+            ),
+            ("centred * scale * weight", "centred * scale", "the weights are left out"),
+            (
+                "numbers(weight_ptr, offs, N, 1)",
+                "numbers(weight_ptr, offs - start, N, 1)",
+                "each block takes the first block's weights",
+            ),
+            ("offs * stride_on, c", "offs, c", ""),
+            ("weight, mask=offs < N", "weight", ""),
+        ),
+    ),
+    "02-stripes": LessonKernel(
+        arguments=_gradients,
+        cases={
+            "whole stripes": {},
+            "a short last stripe": {"M": 7},
+            "a ragged end": {"M": 7, "N": 13},
+            "strides": {"M": 6, "N": 13, "how": "transposed"},
+            "bfloat16": {"M": 7, "dtype": torch.bfloat16},
+        },
+        slips=(
+            ("total += ", "total = ", "only a stripe's last row counts: add to what the accumulator held before"),
+            ("min(stripe * ROWS + ROWS, M)", "stripe * ROWS + ROWS", ""),
+            (
+                "range(stripe * ROWS, ",
+                "range(0, ",
+                "every stripe begins at row 0: its rows are counted again and again",
+            ),
+            ("range(stripe * ROWS, ", "range(stripe * ROWS + 1, ", "each stripe leaves out its first row"),
+            ("dout * xhat", "dout", "xhat is left out"),
+            ("dout * xhat", "dout + xhat", "the two are added, not multiplied"),
+            ("partial_ptr + stripe * N + offs", "partial_ptr + offs", ""),
+            ("m * stride_xm", "m * stride_dm", ""),
+            ("N, stride_dn", "N, 1", ""),
+            ("total, mask=offs < N", "total", ""),
+        ),
+    ),
+}

@@ -1,0 +1,52 @@
+"""Lesson 03's kernel: a sum of two vectors whose loop asks for its next block before it stores this one."""
+
+import torch
+
+from kernels.check.lessons import LessonKernel
+
+
+def _vectors(draw, N=8, programs=1, BLOCK=8):
+    x, y = draw.normal(N), draw.normal(N)
+    out = torch.full_like(x, float("nan"))
+    return {"x": x, "y": y, "out": out, "programs": programs, "BLOCK": BLOCK, "warps": 1}
+
+
+KERNELS = {
+    "03-ahead": LessonKernel(
+        arguments=_vectors,
+        cases={
+            "one block": {},
+            "several turns": {"N": 48, "programs": 2},
+            "a ragged end": {"N": 45, "programs": 2},
+            "more programs than blocks": {"N": 13, "programs": 4},
+        },
+        slips=(
+            (
+                "ahead = offs + step",
+                "ahead = offs + BLOCK",
+                "a program's next block is `step` further: BLOCK further is the next program's",
+            ),
+            ("x_ptr + ahead, mask=ahead < N", "x_ptr + ahead, mask=offs < N", ""),
+            ("y_ptr + ahead, mask=ahead < N", "y_ptr + ahead", ""),
+            (
+                "x_ptr + ahead, mask=ahead < N",
+                "x_ptr + offs, mask=offs < N",
+                "x is this block's again: the next one is at ahead",
+            ),
+            ("tl.store(out_ptr + offs, x + y, mask=offs < N)", "tl.store(out_ptr + ahead, x + y, mask=ahead < N)", ""),
+            ("x + y, mask=offs < N", "x + y", ""),
+            ("x + y,", "next_x + next_y,", "each block gets the sum of the one after it"),
+            (
+                "x, y = ahead, next_x, next_y",
+                "x, y = ahead, x, y",
+                "x and y stay the first block's: next_x, next_y take their place",
+            ),
+            (
+                "x, y = ahead, next_x, next_y",
+                "x, y = ahead, next_x, y",
+                "y stays the first block's: next_y takes its place",
+            ),
+            ("offs, x, y = ahead, next_x, next_y", "x, y = next_x, next_y", ""),
+        ),
+    ),
+}
