@@ -6,7 +6,6 @@ import torch
 
 from kernels import runtime
 from kernels.check.framework import Case, Draw, Fenced, Output
-from kernels.check.recurrence import Gated
 from kernels.check.recurrent_problem import AXES, STATES, Problem, answers
 
 INF = float("inf")
@@ -17,17 +16,16 @@ ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "TKV"}
 
 @dataclass(frozen=True)
 class Function:
-    """One of the three functions: its tensors, its block size if it has one, what is asked of it."""
+    """One of the three functions: its tensors, its block size if it has one."""
 
     inputs: tuple[str, ...]
     outs: tuple[str, ...]
-    block: str
-    task: Gated
+    block: str = ""
 
     def case(self, draw: Draw, *, lengths=(6,), H=1, K=16, V=16, BLOCK=16, poison=(), judge=None, **how) -> Case:
         """One call of these sizes; ``judge`` names the outputs that are judged, all unless told.
 
-        ``how``: ``gates(name, shape)`` makes g and the channels' gates, ``states`` names those that are not zero, ``half``
+        ``how``: ``gates(name, shape)`` makes g and gk, ``states`` names those that are not zero, ``half``
         is the dtype of q, k, v and do, ``magnitude`` multiplies them, ``first`` S0; ``orders``, ``shared`` and ``packed`` say
         how tensors lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the
         outputs.
@@ -39,7 +37,7 @@ class Function:
             axes, still = AXES[name], how.get("shared", {}).get(name, "")
             shape = [sizes[axis] for axis in axes]
             one = [1 if axis in still else sizes[axis] for axis in axes]
-            if name in ("g", "gk", "gv"):
+            if name in ("g", "gk"):
                 values = how["gates"](name, one) if "gates" in how else -0.25 * draw.normal(*one).abs()
             elif name in STATES:
                 values = draw.normal(*one) if name in how.get("states", STATES) else torch.zeros(one)
@@ -51,8 +49,8 @@ class Function:
         ends = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=torch.int32)
         launch = {"cu_seqlens": ends.to(runtime.device), "scale": how.get("scale", K**-0.5)}
         case = Case(tensors, [], launch | ({self.block: BLOCK} if self.block else {}), poison=poison)
-        expected = answers(Problem.of(case, self.task))
-        groups = how["apart"](Problem.of(case, self.task).x["g"]).int() if "apart" in how else None
+        expected = answers(p := Problem.of(case))
+        groups = how["apart"](p.x["g"]).int() if "apart" in how else None
         for name in self.outs:
             empty = torch.empty([sizes[axis] for axis in AXES[name]])
             tensor = Fenced(name, AXES[name], empty, fence=fence, order=how.get("out_orders", {}).get(AXES[name], ""))
@@ -62,11 +60,6 @@ class Function:
         return case
 
     # What more than one of the three is held to.
-
-    @property
-    def plain(self) -> dict:
-        """No gates, where a variation would be the published exercise without them."""
-        return {} if self.task.varied else {"gates": no_gates}
 
     def usual(self, draw):
         """Channels as a GPU has them; a block of tokens, where there is one, that leaves its products in registers."""
@@ -129,7 +122,7 @@ def no_gates(name, shape):
 
 
 def strong_gates(name, shape):
-    """Every third token at -20, every fourth at -inf, but not the first; of the channels' gates, some at -inf."""
+    """Every third token at -20, every fourth at -inf, but not the first; of gk, some at -inf."""
     gates = torch.full(shape, -0.05)
     if name == "g":
         gates[2::3], gates[1::4] = -20.0, -INF
@@ -162,8 +155,8 @@ class Forward(Function):
 
     def whole(self, draw):
         """A walk along the tokens alone: no gates, no state."""
-        yield self.case(draw, lengths=(5,), H=3, K=32, V=32, **self.plain, states=(), judge=("o",), packed=True)
-        yield self.case(draw, lengths=(draw.size(6, 4, 8),), **self.plain, states=(), judge=("o",), packed=True)
+        yield self.case(draw, lengths=(5,), H=3, K=32, V=32, gates=no_gates, states=(), judge=("o",), packed=True)
+        yield self.case(draw, lengths=(draw.size(6, 4, 8),), gates=no_gates, states=(), judge=("o",), packed=True)
 
     def gated(self, draw):
         """Gates, and those that reset, however much there is to forget."""
@@ -182,11 +175,11 @@ class Backward(Function):
 
     def queries(self, draw):
         """dq, which needs the walk forward alone."""
-        yield self.case(draw, **self.plain, states=(), judge=("dq",), packed=True)
+        yield self.case(draw, gates=no_gates, states=(), judge=("dq",), packed=True)
 
     def keys_and_values(self, draw):
         """dk and dv, which need the walk back."""
-        yield self.case(draw, **self.plain, states=(), judge=("dk", "dv"), packed=True)
+        yield self.case(draw, gates=no_gates, states=(), judge=("dk", "dv"), packed=True)
 
     def gated(self, draw):
         """Gates, and those that reset, however much there is to forget."""
