@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.check.conv_problem import Filter, Problem, by_reference, problem_of
+from kernels.check.conv_problem import Problem, by_reference, problem_of
 from kernels.check.framework import Case, Draw, Fenced, Output
 from kernels.conv_wgrad.reference import geometry
 
@@ -19,7 +19,6 @@ class Function:
     inputs: tuple[str, ...]
     outs: tuple[str, ...]
     blocks: tuple[str, ...]
-    task: Filter = Filter()
 
     def case(
         self, draw: Draw, *, N=2, H=5, W=5, C=8, O=16, R=2, S=2, stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1),
@@ -50,7 +49,7 @@ class Function:
         launch |= {f"BLOCK_{axis}": n for axis, n in zip("MNK", blocks) if f"BLOCK_{axis}" in self.blocks}
         case = Case(inputs, [], launch, poison=how.get("poison", ()))
         x, *dy = (tensor.values.double() for tensor in inputs)
-        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z, self.task))
+        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z))
         for name in self.outs:
             tensor = Fenced(
                 name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence,
