@@ -20,7 +20,7 @@ replayed on the case's own. On this side are the cases, the answers, the compari
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -128,15 +128,6 @@ class Exercise:
     spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
     compiles: Compiles | None = None
     cheap: Cheap | None = None
-    vary: "Callable[[Mapping], Exercise] | None" = None  # the exercise that asks something else (variations)
-
-    def varied(self, varied: Mapping | None) -> "Exercise":
-        """The exercise that differs from the published one in these choices; ``ValueError`` where it has none."""
-        if not varied:
-            return self
-        if self.vary is None:
-            raise ValueError(f"varied is {dict(varied)!r}: {self.name} is asked in one way only")
-        return self.vary(varied)
 
     @property
     def worth(self) -> dict[str, int]:
@@ -179,15 +170,13 @@ def check(
     seed=0,
     grading: bool | None = None,
     verdicts: tuple[str, ...] | str = VERDICTS,
-    varied: Mapping | None = None,
 ) -> int:
     """Hold ``fn`` to ``exercise``, print one line a property or verdict, return the points earned.
 
     ``seed`` fixes the values; None draws a fresh one. ``grading=True`` draws other shapes too. Where ``grading`` is not
     given, ``KERNELS_GRADING=1`` in the environment asks for both: so autograding needs no change in the notebook.
-    ``verdicts`` leaves some of them out, ``varied`` asks for a variation. A learner's error is explained, never raised.
+    ``verdicts`` leaves some of them out. A learner's error is explained, never raised.
     """
-    exercise = exercise.varied(varied)
     verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
     if unknown := set(verdicts) - set(VERDICTS):
         raise ValueError(f"verdicts names {', '.join(sorted(unknown))}: there are {', '.join(VERDICTS)}")
