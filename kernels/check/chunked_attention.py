@@ -5,12 +5,14 @@ after the last; ``chunk_outputs(q, k, v, g, states, o, scale)`` reads them. Both
 [B, T, H, K], v, o, g [B, T, H, V], S0 [B, H, K, V], states [B, H, N, K, V].
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from kernels.check.chunked_mistakes import AXES, by_reference, suspects
 from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.check.tensors import both_ends
 
 INF = float("inf")
 CUT, KERNEL = "Lesson 24, step 2", "Lesson 24, step 5"
@@ -32,22 +34,21 @@ class Function:
         """
         sizes = {"B": B, "T": T, "H": H, "K": K, "V": V, "N": -(-T // C) + 1}
         fence = None if how.get("packed") else {"T": C, "K": 32, "V": max(32, BLOCK_V), "B": 1, "H": 1, "N": 1}
+
+        def values(name, *shape):
+            if name == "g":
+                return how["gates"](shape) if "gates" in how else -0.25 * draw.normal(*shape).abs()
+            if name in ("S0", "states"):
+                return draw.normal(*shape) if how.get("state", True) else torch.zeros(shape)
+            return draw.normal(*shape, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
+
         tensors = []
         for name in self.inputs:
             axes, still = AXES[name], how.get("shared", {}).get(name, "")
-            shape = [sizes[axis] for axis in axes]
-            one = [1 if axis in still else sizes[axis] for axis in axes]
-            if name == "g":
-                values = how["gates"](one) if "gates" in how else -0.25 * draw.normal(*one).abs()
-            elif name in ("S0", "states"):
-                values = draw.normal(*one) if how.get("state", True) else torch.zeros(one)
-            else:
-                values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
-            order = how.get("orders", {}).get(axes, "")
-            tensors.append(Fenced(name, axes, values.expand(shape), fence=fence, order=order, shared=still))
+            order, make = how.get("orders", {}).get(axes, ""), functools.partial(values, name)
+            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=order, shared=still))
         launch = {"C": C, "BLOCK_V": BLOCK_V} | ({"scale": K**-0.5} if self.out == "o" else {})
-        empty = torch.empty([sizes[axis] for axis in AXES[self.out]])
-        out = Fenced(self.out, AXES[self.out], empty, fence=fence, order=how.get("out_order", ""))
+        out = Fenced.of(self.out, AXES[self.out], sizes, torch.empty, fence=fence, order=how.get("out_order", ""))
         expected = by_reference({t.name: t.values.double() for t in tensors}, C, K**-0.5)
         # The precision property alone looks at the last digits.
         return Case(tensors, [Output(out, expected, tolerance=how.get("tolerance", 5e-3))], launch, poison=poison)
@@ -89,11 +90,11 @@ class Function:
     def length(self, draw):
         """Lengths that fill no chunk, one token beyond a chunk, a single one, and fewer tokens than a chunk has."""
         for shown, low, high in ((37, 33, 47), (17, 17, 17), (5, 2, 15), (1, 1, 1)):
-            yield self.case(draw, T=draw.size(shown, low, high), poison=(("T", "before"), ("T", "after")))
+            yield self.case(draw, T=draw.size(shown, low, high), poison=both_ends("T"))
 
     def channels(self, draw):
         """Numbers of channels that fill no block, fewer than a block has, and more than one may have."""
-        ends = tuple((axis, side) for axis in "KV" for side in ("before", "after"))
+        ends = both_ends("KV")
         for K, V in (((20, 17, 31), (5, 1, 15)), ((3, 1, 15), (20, 17, 31)), ((140, 129, 160), (17, 17, 17))):
             yield self.case(draw, K=draw.size(*K), V=draw.size(*V), poison=ends)
 

@@ -9,6 +9,7 @@ import torch
 
 from kernels.check.dynamic_conv_mistakes import OPERATORS, Operator
 from kernels.check.framework import Cheap, Compiles, Exercise, Property, Tier
+from kernels.check.tensors import both_ends
 
 # Where each output's equation, its masks, the use of its strides and its kernel are explained.
 READ = {
@@ -84,7 +85,7 @@ def _exercise(name: str, op: Operator) -> Exercise:
 
     def taps(draw):
         for W in (1, 2, 3, draw.size(6, 5, 9)):
-            yield op.case(draw, W=W, poison=(("W", "before"), ("W", "after")))
+            yield op.case(draw, W=W, poison=both_ends("W"))
 
     def blocks(draw):
         T, D = draw.size(64, 64, 128, multiple_of=64), 32

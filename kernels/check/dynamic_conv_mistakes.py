@@ -1,5 +1,6 @@
 """What the three functions of exercise 03 compute, and what known mistakes in them give."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,10 +55,6 @@ class Operator:
     shared: tuple[str, str]
     masks: dict
 
-    def shape(self, name: str, sizes: dict[str, int]) -> list[int]:
-        """The shape of one of the tensors."""
-        return [sizes[axis] for axis in AXES[name]]
-
     def combine(self, taps: list[torch.Tensor]) -> torch.Tensor:
         """The output from the taps' contributions: dweight keeps each in its slot, the others add them."""
         return torch.stack(taps, dim=-1) if self.out == "dweight" else sum(taps)
@@ -69,12 +66,11 @@ class Operator:
         dtypes, shared = how.get("dtypes", (torch.float32, torch.float32)), how.get("shared", ("", ""))
         fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation, "D": BLOCK_D, "W": 6}
         tensors = []
-        for name, dtype, axes in zip(self.inputs, dtypes, shared):
-            one = [1 if axis in axes else sizes[axis] for axis in AXES[name]]
-            values = draw.normal(*one, dtype=dtype, scale=how.get("scale", 1.0)).expand(self.shape(name, sizes))
-            tensors.append(Fenced(name, AXES[name], values, fence=fence, order=orders.get(AXES[name], ""), shared=axes))
+        for name, dtype, still in zip(self.inputs, dtypes, shared):
+            axes, make = AXES[name], functools.partial(draw.normal, dtype=dtype, scale=how.get("scale", 1.0))
+            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=orders.get(axes, ""), shared=still))
         order = how.get("out_order", {}).get(AXES[self.out], "")
-        out = Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order)
+        out = Fenced.of(self.out, AXES[self.out], sizes, torch.empty, fence=fence, order=order)
         answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation)
         return Case(
             inputs=tensors,

@@ -1,11 +1,14 @@
 """The calls that the checks of exercise 06 make, forward and backward, each by its own case."""
 
+import functools
+
 import torch
 
 from kernels.check import flash_mods as fm
 from kernels.check.flash_lists import EMPTY, FULL, PARTIAL, kinds_of, lists_of
 from kernels.check.flash_problem import Problem, answers, rounding
 from kernels.check.framework import Case, Draw, Fenced, Output
+from kernels.check.tensors import both_ends
 
 AXES = (
     dict.fromkeys(("q", "dq"), "HMD")
@@ -15,11 +18,6 @@ AXES = (
     | dict.fromkeys(("lse", "delta"), "HM")
     | dict.fromkeys(("tau", "dtau"), "HM")
 )
-ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "MNDV"}
-
-
-def _fence(BLOCK_M, BLOCK_N):
-    return {"M": BLOCK_M, "N": BLOCK_N, "D": 32, "V": 32, "H": 1, "J": 1}
 
 
 def attention(
@@ -32,21 +30,20 @@ def attention(
     ``poison``, ``tolerance`` and ``judge``, the outputs that are judged, go to the case and its outputs.
     """
     sizes = {"H": H, "J": H // G, "M": M, "N": N, "D": D, "V": V}
-    fence = None if how.get("packed") else _fence(*blocks)
+    fence = None if how.get("packed") else {"M": blocks[0], "N": blocks[1], "D": 32, "V": 32, "H": 1, "J": 1}
     half, magnitude = how.get("half", torch.float32), how.get("magnitude", 1.0)
 
-    def fenced(name, values=None):
-        still = how.get("shared", {}).get(name, "")
-        if values is None:
-            one = [1 if axis in still else sizes[axis] for axis in AXES[name]]
-            scale = magnitude if name in ("q", "k") else 1.0
-            values = draw.normal(*one, dtype=torch.float32 if name == "tau" else half, scale=scale)
-            if name == "tau":
-                values = 1 + 0.5 * values
-                values[..., 1::7] = 1.0 if mod is fm.log_abs else 0.0  # 0 has no logarithm
-            values = values.expand([sizes[axis] for axis in AXES[name]])
-        order = how.get("orders", {}).get(AXES[name], "")
-        return Fenced(name, AXES[name], values, fence=fence, order=order, shared=still)
+    def values(name, *shape):
+        if name == "tau":
+            tau = 1 + 0.5 * draw.normal(*shape)
+            tau[..., 1::7] = 1.0 if mod is fm.log_abs else 0.0  # 0 has no logarithm
+            return tau
+        return draw.normal(*shape, dtype=half, scale=magnitude if name in ("q", "k") else 1.0)
+
+    def fenced(name, make=None):
+        axes, still = AXES[name], how.get("shared", {}).get(name, "")
+        order, make = how.get("orders", {}).get(axes, ""), make or functools.partial(values, name)
+        return Fenced.of(name, axes, sizes, make, fence=fence, order=order, shared=still)
 
     kinds = how.get("kinds", lambda kinds: kinds)(kinds_of(fm.dense(mask, M, N), *blocks))
     num, idx = lists_of(kinds)
@@ -61,12 +58,13 @@ def attention(
     case = Case([*inputs, *lists], [], launch, poison=how.get("poison", ()))
     expected, slack = answers(Problem.of(case)), {}
     if backward:
-        inputs += [fenced("o", expected["o"].float()), fenced("lse", expected["lse"].float()), fenced("do")]
+        inputs += [fenced(name, lambda *shape, name=name: expected[name].float()) for name in ("o", "lse")]
+        inputs.append(fenced("do"))
         case.inputs = [*inputs, *lists]
         expected, slack = answers(p := Problem.of(case)), rounding(p)
     for name in ("delta", "dq", "dk", "dv", "dtau") if backward else ("o", "lse"):
         order = how.get("out_orders", {}).get(AXES[name], "")
-        out = Fenced(name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence, order=order)
+        out = Fenced.of(name, AXES[name], sizes, torch.empty, fence=fence, order=order)
         # log |tau s| moves all logits of a row alike, so that its dtau is rounding alone.
         judged = name in how.get("judge", (name,)) and not (name == "dtau" and mod is fm.log_abs)
         answer = expected[name] if judged else None
@@ -108,7 +106,7 @@ def without_keys(case, draw):
 
 def ragged(case, draw):
     """Sizes that fill no block, with what a score mod makes of a zero; one beyond a block, and heads wider than any."""
-    ends = ENDS["M"] + ENDS["N"] + ENDS["D"] + ENDS["V"]
+    ends = both_ends("MNDV")
     for mask, mod in ((fm.causal, fm.same), (fm.every_pair, fm.plus_100), (fm.every_pair, fm.log_abs)):
         M, N = draw.size(37, 33, 47), draw.size(41, 33, 47)
         yield case(draw, M=M, N=N, D=draw.size(20, 17, 31), V=draw.size(5, 1, 15), mask=mask, mod=mod, poison=ends)

@@ -7,11 +7,11 @@
 import torch
 
 from kernels.check.flash_mods import causal, dense
-from kernels.check.framework import UNTOUCHED, Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.check.tensors import UNTOUCHED, both_ends
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 AXES = {"num": "LR", "idx": "LRC", "num_t": "LC", "idx_t": "LCR", "mask": "MN"}
-ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "MN"}
 READ_STRIDES = "Lesson 01, step 4"
 SORTED, LISTED, TURNED = "Lesson 33, step 1", "Lesson 33, step 2", "Lesson 34, step 7"
 ROWS = {(tensor, axis, "after"): "" for tensor in AXES for axis in "LRC"}
@@ -125,8 +125,8 @@ def _transposed(draw):
 def _ragged_lists(draw):
     for M, N in (((37, 33, 47), (41, 33, 47)), ((5, 1, 15), (20, 17, 31)), ((20, 17, 31), (3, 1, 15))):
         M, N = draw.size(*M), draw.size(*N)
-        yield lists(torch.ones(M, N, dtype=torch.bool), poison=ENDS["M"] + ENDS["N"])
-        yield lists(torch.zeros(M, N, dtype=torch.bool), poison=ENDS["M"] + ENDS["N"])
+        yield lists(torch.ones(M, N, dtype=torch.bool), poison=both_ends("MN"))
+        yield lists(torch.zeros(M, N, dtype=torch.bool), poison=both_ends("MN"))
     yield lists(dense(causal, draw.size(37, 33, 47), draw.size(60, 50, 63)))
 
 

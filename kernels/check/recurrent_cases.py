@@ -1,5 +1,6 @@
 """The calls that the checks of exercise 04 make: how each of the three functions is called, property by property."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -7,11 +8,11 @@ import torch
 from kernels import runtime
 from kernels.check.framework import Case, Draw, Fenced, Output
 from kernels.check.recurrent_problem import AXES, STATES, Problem, answers
+from kernels.check.tensors import both_ends
 
 INF = float("inf")
 
-_SHARED = {"k": "H", "g": "H", "gk": "TH", "gv": "TH", "do": "THV", "v": "T"}
-ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "TKV"}
+_SHARED = {"k": "H", "g": "H", "gk": "TH", "do": "THV", "v": "T"}
 
 
 @dataclass(frozen=True)
@@ -32,28 +33,28 @@ class Function:
         """
         sizes = {"T": sum(lengths), "H": H, "K": K, "V": V, "N": len(lengths)}
         fence = None if how.get("packed") else {"T": BLOCK, "K": 32, "V": 32, "H": 1, "N": 1}
+
+        def values(name, *shape):
+            if name in ("g", "gk"):
+                return how["gates"](name, shape) if "gates" in how else -0.25 * draw.normal(*shape).abs()
+            if name in STATES:
+                state = draw.normal(*shape) if name in how.get("states", STATES) else torch.zeros(shape)
+                return state * how.get("first", 1.0) if name == "S0" else state
+            return draw.normal(*shape, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
+
         tensors = []
         for name in self.inputs:
             axes, still = AXES[name], how.get("shared", {}).get(name, "")
-            shape = [sizes[axis] for axis in axes]
-            one = [1 if axis in still else sizes[axis] for axis in axes]
-            if name in ("g", "gk"):
-                values = how["gates"](name, one) if "gates" in how else -0.25 * draw.normal(*one).abs()
-            elif name in STATES:
-                values = draw.normal(*one) if name in how.get("states", STATES) else torch.zeros(one)
-                values *= how.get("first", 1.0) if name == "S0" else 1.0
-            else:
-                values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
-            order = how.get("orders", {}).get(axes, "")
-            tensors.append(Fenced(name, axes, values.expand(shape), fence=fence, order=order, shared=still))
+            order, make = how.get("orders", {}).get(axes, ""), functools.partial(values, name)
+            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=order, shared=still))
         ends = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=torch.int32)
         launch = {"cu_seqlens": ends.to(runtime.device), "scale": how.get("scale", K**-0.5)}
         case = Case(tensors, [], launch | ({self.block: BLOCK} if self.block else {}), poison=poison)
         expected = answers(p := Problem.of(case))
         groups = how["apart"](p.x["g"]).int() if "apart" in how else None
         for name in self.outs:
-            empty = torch.empty([sizes[axis] for axis in AXES[name]])
-            tensor = Fenced(name, AXES[name], empty, fence=fence, order=how.get("out_orders", {}).get(AXES[name], ""))
+            order = how.get("out_orders", {}).get(AXES[name], "")
+            tensor = Fenced.of(name, AXES[name], sizes, torch.empty, fence=fence, order=order)
             answer = expected[name] if judge is None or name in judge else None
             # The precision property alone looks at the last digits.
             case.outs.append(Output(tensor, answer, groups, how.get("tolerance", 5e-3)))
@@ -94,12 +95,12 @@ class Function:
     def keys(self, draw):
         """Numbers of key channels that fill no block, and fewer than a block has."""
         for shown, low, high in ((20, 17, 31), (3, 1, 7)):
-            yield self.case(draw, lengths=(3,), K=draw.size(shown, low, high), poison=ENDS["K"])
+            yield self.case(draw, lengths=(3,), K=draw.size(shown, low, high), poison=both_ends("K"))
 
     def values(self, draw):
         """The same for value channels."""
         for shown, low, high in ((20, 17, 31), (3, 1, 7)):
-            yield self.case(draw, lengths=(3,), V=draw.size(shown, low, high), poison=ENDS["V"])
+            yield self.case(draw, lengths=(3,), V=draw.size(shown, low, high), poison=both_ends("V"))
 
     def half(self, draw):
         """float16 values, whose products float16 cannot hold, then some whose last digits it cannot."""
