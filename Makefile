@@ -4,8 +4,7 @@ RUN = .venv/bin/python -m tools.run_tests
 NBGRADER = .venv/bin/nbgrader
 NB ?=
 KERNEL ?= dynamic_conv
-COURSE ?= .
-.PHONY: help setup lab test nbval nbval-portable bench release variants grade feedback export plots similar bundle refresh test-rest test-full test-operator test-class test-oldest test-programs test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench release grade feedback export plots similar bundle refresh test-rest test-full test-operator test-class test-oldest test-programs test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -33,37 +32,33 @@ bench:  ## measure a kernel on this GPU, into benchmarks/results/; KERNEL=dynami
 	$(SETUP)
 	.venv/bin/python -m benchmarks.$(KERNEL)
 
-release:  ## generate exercises/ from solutions/; COURSE=... for those of another folder, here and below
+release:  ## generate exercises/ from solutions/
 	$(SETUP)
-	@cd "$(COURSE)" && for name in $(notdir $(wildcard $(COURSE)/solutions/*)); do "$(CURDIR)/$(NBGRADER)" generate_assignment $$name --create --force --no-db || exit 1; done
-
-variants:  ## redraw what the exercises ask for, into build/variants/SEED/; SEED=...
-	$(SETUP)
-	.venv/bin/python -m tools.variants "$(SEED)"
+	@for name in $(notdir $(wildcard solutions/*)); do $(NBGRADER) generate_assignment $$name --create --force --no-db || exit 1; done
 
 grade:  ## grade what stands in submitted/STUDENT/ASSIGNMENT/, and export the marks to build/marks.csv
 	$(SETUP)
-	.venv/bin/python -m tools.grade --course "$(COURSE)"
+	.venv/bin/python -m tools.grade
 
 feedback:  ## write a page for each graded submission, into feedback/
 	$(SETUP)
-	.venv/bin/python -m tools.desk feedback --course "$(COURSE)"
+	.venv/bin/python -m tools.desk feedback
 
 export:  ## write the marks as tables that Moodle and Canvas import, into build/export/
 	$(SETUP)
-	.venv/bin/python -m tools.desk export --course "$(COURSE)"
+	.venv/bin/python -m tools.desk export
 
 plots:  ## draw how the class is doing, into build/class.html
 	$(SETUP)
-	.venv/bin/python -m tools.desk plots --course "$(COURSE)"
+	.venv/bin/python -m tools.desk plots
 
 similar:  ## list answers that are alike, into build/similar.html
 	$(SETUP)
-	.venv/bin/python -m tools.desk similar --course "$(COURSE)"
+	.venv/bin/python -m tools.desk similar
 
 bundle:  ## pack what students get, without solutions, into build/kernels-from-math.zip
 	$(SETUP)
-	.venv/bin/python -m tools.desk bundle --course "$(COURSE)"
+	.venv/bin/python -m tools.desk bundle
 
 refresh:  ## re-execute every lesson and solution and store the outputs; NB=... for one
 	$(SETUP)

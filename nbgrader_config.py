@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 c = get_config()
-# The plugins below are found here, or above a variation's folder; formgrader under a JupyterHub runs elsewhere.
-sys.path += [str(folder) for folder in Path(__file__).resolve().parents if (folder / "tools" / "grading").is_dir()]
+# The plugins below are found here; formgrader under a JupyterHub runs elsewhere.
+sys.path.append(str(Path(__file__).resolve().parent))
 # nbgrader starts `alembic` by its name, also where it was itself started as .venv/bin/nbgrader.
 os.environ["PATH"] = os.pathsep.join(dict.fromkeys([f"{sys.prefix}/bin", *os.environ.get("PATH", "").split(os.pathsep)]))
 

@@ -50,7 +50,7 @@ def bundle(course: Course) -> str:
     from tools.grading import bundle
 
     target = course.build / f"{bundle.NAME}.zip"
-    return f"{bundle.write(ROOT, target, course.release)} files in {target.relative_to(course.root)}"
+    return f"{bundle.write(ROOT, target)} files in {target.relative_to(course.root)}"
 
 
 def rubric(course: Course) -> str:
@@ -61,7 +61,7 @@ def rubric(course: Course) -> str:
         lines += [f"## {name}: {assignment.points:g} points", ""]
         for one in assignment.checks:
             lines += [f"### `{one.function}`: {one.points:g}", "", "| points | property | taught in |", "|---|---|---|"]
-            exercise = exercise_of(one.name, one.varied)
+            exercise = exercise_of(one.name)
             for item in exercise.properties:
                 needs = " (on a GPU only)" if getattr(item, "needs", "") == "a GPU" else ""
                 lines.append(f"| {item.points} | {item.name}{needs} | {item.lesson} |")

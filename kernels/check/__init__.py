@@ -9,13 +9,11 @@ submissions are graded without a change in their notebooks. Points come from Tri
 but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
 
 The clinics' checks, ``check.diagnosis_0a`` and ``check.finds_0a`` and so on, ask for what is wrong with a given kernel.
-Some exercises can be asked in other ways (``check.variations``): ``varied={"side": "upper"}`` names what differs.
 
 ``check.your_kernel`` brings the same experiments to a kernel that is in no exercise (docs/your_own_kernel.md).
 """
 
 import importlib
-from collections.abc import Mapping
 
 from kernels.check import row_softmax, tiled_matmul, vector_add  # now: the checks below take these modules' names
 from kernels.check.clinics import CHECKS as _CLINICS
@@ -207,7 +205,7 @@ def kernel(name: str, kernel, launcher):
 _DERIVED = {"dynamic_conv_dx": "DX", "dynamic_conv_dweight": "DWEIGHT", "flash_dtau": "TEMPERATURE", "wgrad": "WGRAD"}
 
 
-def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = None) -> bool:
+def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
     """Check a gradient's formula, ``fn(*inputs, **launch) -> gradient`` in plain PyTorch, and print one line.
 
     name: the kernel's check that it prepares, such as ``"dynamic_conv_dx"``; its arguments, but for the output and block
@@ -218,7 +216,7 @@ def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = 
         raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
     module = "flash_attention" if name == "flash_dtau" else _EXERCISES[name][0]
     exercise = getattr(importlib.import_module(f"kernels.check.{module}"), _DERIVED[name])
-    return _derivation(exercise.varied(varied), fn, seed)
+    return _derivation(exercise, fn, seed)
 
 
 def exercise_of(name: str):
@@ -232,9 +230,7 @@ def exercise_of(name: str):
 def _checking(name: str):
     """The check of an exercise."""
 
-    def checked(
-        fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-    ) -> int:
+    def checked(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
         exercise = exercise_of(name)
         if name.startswith("mended_"):
             from kernels.check import pipelines
@@ -244,7 +240,7 @@ def _checking(name: str):
             from kernels.check import emitted
 
             fn = (emitted.run_value if name == "emit_value" else emitted.run_gradient)(fn)
-        return _check(exercise, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
+        return _check(exercise, fn, seed=seed, grading=grading, verdicts=verdicts)
 
     checked.__name__ = checked.__qualname__ = name
     checked.__doc__ = f"Check {_EXERCISES[name][2]}. Prints a line a property and returns the points earned."

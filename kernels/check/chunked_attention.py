@@ -2,40 +2,28 @@
 
 ``chunk_states(k, v, g, S0, states)`` writes the state that enters each of the N - 1 chunks of C tokens, and the one
 after the last; ``chunk_outputs(q, k, v, g, states, o, scale)`` reads them. Both take ``C=, BLOCK_V=``; q, k
-[B, T, H, K], v, o, g [B, T, H, V], S0 [B, H, K, V], states [B, H, N, K, V]. A variation decays, writes and reads in another
-order, or has gates to the base 2.
+[B, T, H, K], v, o, g [B, T, H, V], S0 [B, H, K, V], states [B, H, N, K, V].
 """
 
 import functools
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from kernels.check.chunked_mistakes import AXES, answer, suspects
-from kernels.check.framework import (
-    Case,
-    Cheap,
-    Compiles,
-    Draw,
-    Exercise,
-    Fenced,
-    Output,
-    Property,
-    Tier,
-)
-from kernels.check.recurrence import Chunked
+from kernels.check.chunked_mistakes import AXES, by_reference, suspects
+from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.check.tensors import both_ends
 
 INF = float("inf")
+CUT, KERNEL = "Lesson 24, step 2", "Lesson 24, step 5"
 
 
 @dataclass(frozen=True)
 class Function:
-    """One of the two functions: its inputs and its output, and what is asked of it."""
+    """One of the two functions: its inputs and its output."""
 
     inputs: tuple[str, ...]
     out: str
-    task: Chunked
 
     def case(self, draw: Draw, *, B=1, T=32, H=1, K=16, V=16, C=16, BLOCK_V=16, poison=(), **how) -> Case:
         """One call of these sizes.
@@ -46,25 +34,45 @@ class Function:
         """
         sizes = {"B": B, "T": T, "H": H, "K": K, "V": V, "N": -(-T // C) + 1}
         fence = None if how.get("packed") else {"T": C, "K": 32, "V": max(32, BLOCK_V), "B": 1, "H": 1, "N": 1}
+
+        def values(name, *shape):
+            if name == "g":
+                return how["gates"](shape) if "gates" in how else -0.25 * draw.normal(*shape).abs()
+            if name in ("S0", "states"):
+                return draw.normal(*shape) if how.get("state", True) else torch.zeros(shape)
+            return draw.normal(*shape, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
+
         tensors = []
         for name in self.inputs:
             axes, still = AXES[name], how.get("shared", {}).get(name, "")
-            shape = [sizes[axis] for axis in axes]
-            one = [1 if axis in still else sizes[axis] for axis in axes]
-            if name == "g":
-                values = how["gates"](one) if "gates" in how else -0.25 * draw.normal(*one).abs()
-            elif name in ("S0", "states"):
-                values = draw.normal(*one) if how.get("state", True) else torch.zeros(one)
-            else:
-                values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
-            order = how.get("orders", {}).get(axes, "")
-            tensors.append(Fenced(name, axes, values.expand(shape), fence=fence, order=order, shared=still))
+            order, make = how.get("orders", {}).get(axes, ""), functools.partial(values, name)
+            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=order, shared=still))
         launch = {"C": C, "BLOCK_V": BLOCK_V} | ({"scale": K**-0.5} if self.out == "o" else {})
-        empty = torch.empty([sizes[axis] for axis in AXES[self.out]])
-        out = Fenced(self.out, AXES[self.out], empty, fence=fence, order=how.get("out_order", ""))
-        expected = answer({t.name: t.values.double() for t in tensors}, C, K**-0.5, self.task)
+        out = Fenced.of(self.out, AXES[self.out], sizes, torch.empty, fence=fence, order=how.get("out_order", ""))
+        expected = by_reference({t.name: t.values.double() for t in tensors}, C, K**-0.5)
         # The precision property alone looks at the last digits.
         return Case(tensors, [Output(out, expected, tolerance=how.get("tolerance", 5e-3))], launch, poison=poison)
+
+    # What only one of the two is held to: the first two are the states', the others the outputs'.
+
+    def whole(self, draw):
+        """Whole chunks without a first state."""
+        yield self.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=3, K=32, V=32, state=False, packed=True)
+        yield self.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
+
+    def first_state(self, draw):
+        """A first state, also where no token follows."""
+        yield self.case(draw, T=draw.size(32, 16, 48, multiple_of=16), H=2)
+        yield self.case(draw, T=0)
+
+    def inside(self, draw):
+        """A chunk that nothing enters."""
+        yield self.case(draw, T=16, H=3, K=32, V=32, state=False, packed=True)
+        yield self.case(draw, T=16, state=False, packed=True)
+
+    def entering(self, draw):
+        """Chunks with states."""
+        yield self.case(draw, T=draw.size(32, 32, 64, multiple_of=16))
 
     # Both functions are held to these. Where a head or a sequence of the batch ends is no mask's business.
 
@@ -72,9 +80,7 @@ class Function:
         """Heads and a batch; axes in other orders; keys and gates that all heads share, values that stand still."""
         T = draw.size(32, 16, 48, multiple_of=16)
         yield self.case(draw, B=2, H=2, T=T)
-        yield self.case(
-            draw, B=2, H=2, T=T, orders={"BTHK": "HKBT", "BTHV": "VTHB", "BHKV": "VKHB", "BHNKV": "NHBVK"}
-        )
+        yield self.case(draw, B=2, H=2, T=T, orders={"BTHK": "HKBT", "BTHV": "VTHB", "BHKV": "VKHB", "BHNKV": "NHBVK"})
         yield self.case(draw, B=2, H=2, T=T, out_order={"o": "HVBT", "states": "VNBKH"}[self.out])
         for still in ("HB", "HV"):
             yield self.case(draw, B=2, H=2, T=T, shared={"k": "H", "g": still, "v": "T", "S0": "BH", "states": "B"})
@@ -84,11 +90,11 @@ class Function:
     def length(self, draw):
         """Lengths that fill no chunk, one token beyond a chunk, a single one, and fewer tokens than a chunk has."""
         for shown, low, high in ((37, 33, 47), (17, 17, 17), (5, 2, 15), (1, 1, 1)):
-            yield self.case(draw, T=draw.size(shown, low, high), poison=(("T", "before"), ("T", "after")))
+            yield self.case(draw, T=draw.size(shown, low, high), poison=both_ends("T"))
 
     def channels(self, draw):
         """Numbers of channels that fill no block, fewer than a block has, and more than one may have."""
-        ends = tuple((axis, side) for axis in "KV" for side in ("before", "after"))
+        ends = both_ends("KV")
         for K, V in (((20, 17, 31), (5, 1, 15)), ((3, 1, 15), (20, 17, 31)), ((140, 129, 160), (17, 17, 17))):
             yield self.case(draw, K=draw.size(*K), V=draw.size(*V), poison=ends)
 
@@ -137,9 +143,7 @@ class Function:
         programs, chunks = B * H * -(-V // case.launch["BLOCK_V"]), -(-T // case.launch["C"])
         return programs * (6 * chunks if self.out == "o" else 4 * chunks + 2)
 
-    def exercise(
-        self, name: str, missing: str, read: dict[str, str], cheap: tuple, *first: Property, vary: Callable
-    ) -> Exercise:
+    def exercise(self, name: str, missing: str, cheap: tuple, *first: Property) -> Exercise:
         """The exercise of this function: its ``first`` properties, then what both are held to."""
         masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "BHN"}
         return Exercise(
@@ -154,12 +158,12 @@ class Function:
                     self.strides,
                     "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x",
                 ),
-                Property("ragged length", 1, read["kernel"], self.length, "the last chunk may be partial (mask_t)"),
-                Property("ragged K and V", 1, read["kernel"], self.channels, "rows beyond K, columns beyond V stay 0"),
+                Property("ragged length", 1, KERNEL, self.length, "the last chunk may be partial (mask_t)"),
+                Property("ragged K and V", 1, KERNEL, self.channels, "rows beyond K, columns beyond V stay 0"),
                 Property(
                     "chunk lengths",
                     1,
-                    read["cut"],
+                    CUT,
                     self.lengths_of_chunks,
                     "the answer depends on C or BLOCK_V: tokens of chunk n are n * C + tl.arange(0, C)",
                 ),
@@ -168,9 +172,7 @@ class Function:
                     1,
                     "Lesson 24, step 3",
                     self.strong,
-                    "exponentiate only what decays on the way from a write to a read or to the chunk's end"
-                    if self.task.varied
-                    else "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
+                    "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
                     not_finite="a positive number is exponentiated: only differences of gates that are <= 0 may be",
                     exponents=True,
                 ),
@@ -185,19 +187,18 @@ class Function:
                 Property(
                     "float16",
                     1,
-                    read["kernel"],
+                    KERNEL,
                     self.half,
                     "something is rounded to float16: convert right after each load, keep S and every sum float32",
                 ),
-                Property.stays_inside(read["kernel"], self.everything),
-                Property.in_bfloat16(read["kernel"], self.bfloat),
+                Property.stays_inside(KERNEL, self.everything),
+                Property.in_bfloat16(KERNEL, self.bfloat),
             ),
-            functools.partial(suspects, task=self.task),
+            suspects,
             masks,
             given=("at", "cumulated"),
-            compiles=Compiles(self.usual, read["kernel"]),
-            cheap=Cheap(self.costed, self.steps, *cheap, read["kernel"], sectors=2.0),
-            vary=vary,
+            compiles=Compiles(self.usual, KERNEL),
+            cheap=Cheap(self.costed, self.steps, *cheap, KERNEL, sectors=2.0),
         )
 
 
@@ -217,78 +218,43 @@ def _awkward(shape):
     return values
 
 
-def _whole(f, draw):
-    yield f.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=3, K=32, V=32, state=False, packed=True)
-    yield f.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
+_states = Function(("k", "v", "g", "S0"), "states")
+STATES = _states.exercise(
+    "chunk_states",
+    "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
+    (
+        (Tier(3, read=1.18, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
+        "each chunk's tokens are loaded once for a block of V, and the state stays in registers from chunk to chunk",
+    ),
+    Property(
+        "whole chunks", 1, CUT, _states.whole, "S = exp(gamma_C) * S + sum over s of k_s (exp(gamma_C - gamma_s) v_s)^T"
+    ),
+    Property(
+        "initial state", 1, CUT, _states.first_state, "states[b, h, 0] is S0[b, h], and without tokens the last one too"
+    ),
+)
 
-
-def _first_state(f, draw):
-    yield f.case(draw, T=draw.size(32, 16, 48, multiple_of=16), H=2)
-    yield f.case(draw, T=0)
-
-
-def _inside(f, draw):
-    yield f.case(draw, T=16, H=3, K=32, V=32, state=False, packed=True)
-    yield f.case(draw, T=16, state=False, packed=True)
-
-
-def _entering(f, draw):
-    yield f.case(draw, T=draw.size(32, 32, 64, multiple_of=16))
-
-
-CUT, KERNEL = "Lesson 24, step 2", "Lesson 24, step 5"
-
-
-@functools.cache
-def exercises(task: Chunked) -> tuple[Exercise, Exercise]:
-    """The two exercises where ``task`` is asked."""
-    states = Function(("k", "v", "g", "S0"), "states", task)
-    outputs = Function(("q", "k", "v", "g", "states"), "o", task)
-    leaves = "S = exp(gamma_C) * S + sum over s of k_s (exp(gamma_C - gamma_s) v_s)^T"
-    reads = "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel"
-    enters = "token t reads exp(gamma_t) * S^T q_t of the state that enters its chunk"
-    if task.varied:
-        step = f"{task.equation}, with D = {task.power('g')}"
-        leaves = f"a chunk leaves what its tokens would, one after the other: {step}"
-        reads = f"a token reads what those before it have left in its chunk: {step}"
-        enters = f"a token reads what is left of the state that enters its chunk: {step}"
-    return (
-        states.exercise(
-            "chunk_states",
-            "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
-            {"cut": CUT, "kernel": KERNEL},
-            (
-                (Tier(3, read=1.18, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
-                "each chunk's tokens are loaded once for a block of V, and the state stays in registers from chunk to chunk",
-            ),
-            Property("whole chunks", 1, CUT, functools.partial(_whole, states), leaves),
-            Property(
-                "initial state",
-                1,
-                CUT,
-                functools.partial(_first_state, states),
-                "states[b, h, 0] is S0[b, h], and without tokens the last one too",
-            ),
-            vary=functools.partial(_varied, 0),
-        ),
-        outputs.exercise(
-            "chunk_outputs",
-            "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
-            "and a store of o.",
-            {"cut": CUT, "kernel": KERNEL},
-            (
-                (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
-                "a program loads its chunk and the state that enters it once, and nothing of another chunk",
-            ),
-            Property("one chunk", 1, "Lesson 24, step 1", functools.partial(_inside, outputs), reads),
-            Property("the state that enters", 1, CUT, functools.partial(_entering, outputs), enters),
-            vary=functools.partial(_varied, 1),
-        ),
-    )
-
-
-def _varied(which: int, varied: Mapping) -> Exercise:
-    return exercises(Chunked.of(varied))[which]
-
-
-STATES, OUTPUTS = exercises(Chunked())
+_outputs = Function(("q", "k", "v", "g", "states"), "o")
+OUTPUTS = _outputs.exercise(
+    "chunk_outputs",
+    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
+    "and a store of o.",
+    (
+        (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
+        "a program loads its chunk and the state that enters it once, and nothing of another chunk",
+    ),
+    Property(
+        "one chunk",
+        1,
+        "Lesson 24, step 1",
+        _outputs.inside,
+        "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel",
+    ),
+    Property(
+        "the state that enters",
+        1,
+        CUT,
+        _outputs.entering,
+        "token t reads exp(gamma_t) * S^T q_t of the state that enters its chunk",
+    ),
+)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels.check.framework import Case, Output
-from kernels.check.recurrence import READ_FIRST, WRITE_FIRST, Chunked
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 INF = float("inf")
@@ -17,9 +16,9 @@ AXES = {"q": "BTHK", "k": "BTHK", "v": "BTHV", "o": "BTHV", "g": "BTHV", "S0": "
 class Chunk:
     """One chunk's tensors in float64, heads before tokens: q, k [B, H, C, K], v [B, H, C, V], S [B, H, K, V].
 
-    ``between[t, s, v]`` is channel v's decay from the write of token s to the read of token t, 0 where t reads before s has
-    written; ``from_start`` and ``to_end`` [C, V] are those from the chunk's start to each read and from each write to its
-    end, ``through`` [1, V] that of all its gates, ``own`` each gate's own.
+    ``between[t, s, v]`` is channel v's decay from the write of token s to the read of token t, 0 where s > t; ``from_start``
+    and ``to_end`` [C, V] are those from the chunk's start to each read and from each write to its end, ``through`` [1, V]
+    that of all its gates, ``own`` each gate's own.
     """
 
     q: torch.Tensor
@@ -34,22 +33,17 @@ class Chunk:
     own: torch.Tensor
 
 
-def chunks(x: dict[str, torch.Tensor], C: int, task: Chunked, entering: Callable):
+def chunks(x: dict[str, torch.Tensor], C: int, entering: Callable):
     """Every chunk of one call; ``entering(n, S)`` is the state that enters chunk n, where chunk n - 1 left S."""
     T, S = x["k"].shape[1], None
     for n, begin in enumerate(range(0, T, C)):
         part = {name: x[name][:, begin : begin + C].transpose(1, 2) for name in ("q", "k", "v", "g") if name in x}
-        g, L = task.ln * part["g"], min(C, T - begin)
-        finite, reset = g.masked_fill(g == -INF, 0), (g == -INF).long()
-        gamma, resets = finite.cumsum(2), reset.cumsum(2)
-        before = gamma - finite, resets - reset  # without the token's own gate
-        read, counted = before if task.order == READ_FIRST else (gamma, resets)
-        written, count = before if task.order == WRITE_FIRST else (gamma, resets)
-        t, s = torch.arange(L)[:, None], torch.arange(L)
-        seen = task.seen(t, s)[..., None] & (counted[:, :, :, None] == count[:, :, None])
-        between = (read[:, :, :, None] - written[:, :, None]).masked_fill(~seen, -INF).exp()
-        from_start = read.masked_fill(counted > 0, -INF).exp()
-        to_end = (gamma[:, :, -1:] - written).masked_fill(count != resets[:, :, -1:], -INF).exp()
+        g, t = part["g"], torch.arange(min(C, T - begin))
+        gamma, resets = g.masked_fill(g == -INF, 0).cumsum(2), (g == -INF).long().cumsum(2)
+        seen = (t <= t[:, None])[..., None] & (resets[:, :, :, None] == resets[:, :, None])
+        between = (gamma[:, :, :, None] - gamma[:, :, None]).masked_fill(~seen, -INF).exp()
+        from_start = gamma.masked_fill(resets > 0, -INF).exp()
+        to_end = (gamma[:, :, -1:] - gamma).masked_fill(resets != resets[:, :, -1:], -INF).exp()
         S, through = entering(n, S), g.sum(2, keepdim=True).exp()
         after = through * S + part["k"].mT @ (part["v"] * to_end)
         decays = (between, from_start, to_end, through, g.exp())
@@ -57,18 +51,18 @@ def chunks(x: dict[str, torch.Tensor], C: int, task: Chunked, entering: Callable
         S = after
 
 
-def states_of(x: dict[str, torch.Tensor], C: int, task: Chunked, leave: Callable = lambda c, S: None) -> torch.Tensor:
+def states_of(x: dict[str, torch.Tensor], C: int, leave: Callable = lambda c, S: None) -> torch.Tensor:
     """The states that enter each chunk and the last one; ``leave(chunk, S)`` may say what leaves it instead."""
     S, states = x["S0"], [x["S0"]]
-    for c in chunks(x, C, task, lambda n, _: states[n]):
+    for c in chunks(x, C, lambda n, _: states[n]):
         S = leave(c, S)
         states.append(c.after if S is None else S)
     return torch.stack(states, dim=2)
 
 
-def outputs_of(x: dict[str, torch.Tensor], C: int, task: Chunked, scale: float, read: Callable) -> torch.Tensor:
+def outputs_of(x: dict[str, torch.Tensor], C: int, scale: float, read: Callable) -> torch.Tensor:
     """o of a call where ``read(chunk)`` is what the tokens of a chunk read, [B, H, C, V]."""
-    read_all = [read(c) for c in chunks(x, C, task, lambda n, _: x["states"][:, :, n])]
+    read_all = [read(c) for c in chunks(x, C, lambda n, _: x["states"][:, :, n])]
     return scale * torch.cat(read_all, dim=2).transpose(1, 2)
 
 
@@ -83,25 +77,6 @@ def by_reference(x: dict[str, torch.Tensor], C: int, scale: float) -> torch.Tens
         outputs.append(o)
         states.append(S)
     return torch.cat(outputs, dim=1) if "states" in x else torch.stack(states, dim=2)
-
-
-def by_steps(x: dict[str, torch.Tensor], C: int, scale: float, task: Chunked) -> torch.Tensor:
-    """The same for a variation, a token after the other."""
-    T, S, states, outputs = x["k"].shape[1], x.get("S0"), [x.get("S0")], []
-    for t in range(T):
-        S = x["states"][:, :, t // C] if "states" in x and t % C == 0 else S
-        write = x["k"][:, t, :, :, None] * x["v"][:, t, :, None]
-        S, read = task.step(S, (task.ln * x["g"][:, t, :, None]).exp(), write)
-        if "q" in x:
-            outputs.append(scale * torch.einsum("bhkv,bhk->bhv", read, x["q"][:, t]))
-        if (t + 1) % C == 0 or t + 1 == T:
-            states.append(S)
-    return torch.stack(outputs, dim=1) if "states" in x else torch.stack(states, dim=2)
-
-
-def answer(x: dict[str, torch.Tensor], C: int, scale: float, task: Chunked) -> torch.Tensor:
-    """What is asked."""
-    return by_steps(x, C, scale, task) if task.varied else by_reference(x, C, scale)
 
 
 def pairs(between: torch.Tensor, scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -183,25 +158,14 @@ def _firsts(x: dict[str, torch.Tensor]):
             yield cause, x | {name: value.narrow(i, 0, 1).expand_as(value)}
 
 
-def _said(task: Chunked, mistakes: dict[str, Callable]):
-    """Mistakes and what is said of them; in a variation not the published formula, and nothing of a token's own gate."""
-    for cause, mistake in mistakes.items():
-        if not task.varied:
-            yield cause, mistake
-        elif "own" not in cause or "chunk's own" in cause:
-            yield cause.partition(":")[0], mistake
-
-
-def suspects(case: Case, out: Output, task: Chunked):
+def suspects(case: Case, out: Output):
     """Known mistakes of either function, and the answers they give."""
     x = {tensor.name: tensor.values.double() for tensor in case.inputs}
     C, scale = case.launch["C"], case.launch.get("scale", 1.0)
     square, empty = x["k"].shape[-1] == x["v"].shape[-1], x["k"].shape[1] == 0
-    if out.name == "states" or not empty:
-        yield from task.instead(lambda other: answer(x, C, scale, other))
     if out.name == "states":
-        right = states_of(x, C, task)
-        yield "S0 is left out: S starts as S0[b, h]", states_of(x | {"S0": 0 * x["S0"]}, C, task)
+        right = states_of(x, C)
+        yield "S0 is left out: S starts as S0[b, h]", states_of(x | {"S0": 0 * x["S0"]}, C)
         yield (
             "each slot holds the state that leaves its chunk: states[b, h, n] enters chunk n",
             torch.cat([right[:, :, 1:], right[:, :, -1:]], dim=2),
@@ -210,39 +174,39 @@ def suspects(case: Case, out: Output, task: Chunked):
             dropped = right.clone()
             dropped[:, :, whole], dropped[:, :, -1] = float("nan"), right[:, :, whole]
             yield "the last, partial chunk is left out: there are cdiv(T, C) chunks", dropped
-        for cause, leave in _said(task, _LEAVE):
-            yield cause, states_of(x, C, task, leave)
+        for cause, leave in _LEAVE.items():
+            yield cause, states_of(x, C, leave)
         if square:
             yield (
                 "k^T v is transposed: rows of the state are key channels",
-                states_of(x, C, task, lambda c, S: c.through * c.S + (c.v * c.to_end).mT @ c.k),
+                states_of(x, C, lambda c, S: c.through * c.S + (c.v * c.to_end).mT @ c.k),
             )
             yield (
                 "the gates decay rows of the state, as a key's would: each column has its own, to_end * v",
-                states_of(x, C, task, lambda c, S: c.through.mT * c.S + (c.k * c.to_end).mT @ c.v),
+                states_of(x, C, lambda c, S: c.through.mT * c.S + (c.k * c.to_end).mT @ c.v),
             )
         yield (
             "every chunk reads the first one's tokens: t = n * C + ...",
-            states_of({name: value if name == "S0" else _first_chunk(value, C) for name, value in x.items()}, C, task),
+            states_of({name: value if name == "S0" else _first_chunk(value, C) for name, value in x.items()}, C),
         )
         for cause, changed in _firsts(x):
-            yield cause, states_of(changed, C, task)
+            yield cause, states_of(changed, C)
     elif not empty:
-        for cause, read in _said(task, _READ):
-            yield cause, outputs_of(x, C, task, scale, read)
-        yield "the scale is left out: o_t = scale * (...)", outputs_of(x, C, task, 1.0, lambda c: inside(c) + before(c))
+        for cause, read in _READ.items():
+            yield cause, outputs_of(x, C, scale, read)
+        yield "the scale is left out: o_t = scale * (...)", outputs_of(x, C, 1.0, lambda c: inside(c) + before(c))
         yield (
             "the chunk's own part is not scaled: scale * (both parts)",
-            outputs_of(x, C, task, 1.0, lambda c: inside(c) + scale * before(c)),
+            outputs_of(x, C, 1.0, lambda c: inside(c) + scale * before(c)),
         )
         yield (
             "the entering state's part is not scaled: scale * (both parts)",
-            outputs_of(x, C, task, 1.0, lambda c: scale * inside(c) + before(c)),
+            outputs_of(x, C, 1.0, lambda c: scale * inside(c) + before(c)),
         )
         if square:
             yield (
                 "the state is read transposed: q @ S sums over its rows, the key channels",
-                outputs_of(x, C, task, scale, lambda c: inside(c) + c.from_start * (c.q @ c.S.mT)),
+                outputs_of(x, C, scale, lambda c: inside(c) + c.from_start * (c.q @ c.S.mT)),
             )
         slots = x["states"]
         moved = {
@@ -250,7 +214,7 @@ def suspects(case: Case, out: Output, task: Chunked):
             "the states of slot n + 1 are read: states[b, h, n] enters chunk n": slots.roll(-1, dims=2),
         }
         for cause, changed in [*((cause, x | {"states": value}) for cause, value in moved.items()), *_firsts(x)]:
-            yield cause, outputs_of(changed, C, task, scale, lambda c: inside(c) + before(c))
+            yield cause, outputs_of(changed, C, scale, lambda c: inside(c) + before(c))
 
 
 def _first_chunk(value: torch.Tensor, C: int) -> torch.Tensor:

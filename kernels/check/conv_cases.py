@@ -1,15 +1,17 @@
 """The calls that the checks of exercise 08 make: how each of the three functions is called, property by property."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.check.conv_problem import Filter, Problem, by_reference, problem_of
+from kernels.check.conv_problem import Problem, by_reference, problem_of
 from kernels.check.framework import Case, Draw, Fenced, Output
+from kernels.check.tensors import both_ends
 from kernels.conv_wgrad.reference import geometry
 
 AXES = {"x": "NHWC", "dy": "NPQO", "A": "MJ", "dweight": "OJ", "partials": "ZOJ"}
-BORDER = tuple((axis, side) for axis in "HW" for side in ("before", "after"))
+BORDER = both_ends("HW")
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,6 @@ class Function:
     inputs: tuple[str, ...]
     outs: tuple[str, ...]
     blocks: tuple[str, ...]
-    task: Filter = Filter()
 
     def case(
         self, draw: Draw, *, N=2, H=5, W=5, C=8, O=16, R=2, S=2, stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1),
@@ -35,27 +36,25 @@ class Function:
         sizes = {"N": N, "H": H, "W": W, "C": C, "P": g.P, "Q": g.Q, "O": O, "M": g.M, "J": g.columns, "Z": Z}
         fence = {"N": 2, "H": 4, "W": 4, "O": blocks[0], "J": blocks[1], "M": blocks[2], "Z": 1}
         fence = None if how.get("packed") else fence
+
+        def values(name, *shape):
+            if name in how.get("values", {}):
+                return how["values"][name]
+            return draw.normal(*shape, scale=how.get("magnitude", 1.0), dtype=how.get("half", torch.float32))
+
         inputs = []
         for name in self.inputs:
-            axes, still = AXES[name], how.get("shared", {}).get(name, "")
-            one = [1 if axis in still else sizes[axis] for axis in axes]
-            values = how.get("values", {}).get(name)
-            if values is None:
-                values = draw.normal(*one, scale=how.get("magnitude", 1.0), dtype=how.get("half", torch.float32))
-            values = values.expand([sizes[axis] for axis in axes])
-            inputs.append(
-                Fenced(name, axes, values, fence=fence, order=how.get("orders", {}).get(name, ""), shared=still)
-            )
+            order, still = how.get("orders", {}).get(name, ""), how.get("shared", {}).get(name, "")
+            make = functools.partial(values, name)
+            inputs.append(Fenced.of(name, AXES[name], sizes, make, fence=fence, order=order, shared=still))
         launch = {"R": R, "S": S, "stride": stride, "padding": padding, "dilation": dilation}
         launch |= {f"BLOCK_{axis}": n for axis, n in zip("MNK", blocks) if f"BLOCK_{axis}" in self.blocks}
         case = Case(inputs, [], launch, poison=how.get("poison", ()))
         x, *dy = (tensor.values.double() for tensor in inputs)
-        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z, self.task))
+        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z))
         for name in self.outs:
-            tensor = Fenced(
-                name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence,
-                order=how.get("out_order", {}).get(name, ""),
-            )  # fmt: skip
+            order = how.get("out_order", {}).get(name, "")
+            tensor = Fenced.of(name, AXES[name], sizes, torch.empty, fence=fence, order=order)
             # The precision property alone looks at the last digits.
             case.outs.append(Output(tensor, answers[name], tolerance=how.get("tolerance", 5e-3)))
         return case
@@ -94,7 +93,7 @@ class Function:
 
     def pixels(self, draw):
         """Numbers of pixels that fill no block, fewer than a block has, a single one, one beyond a block."""
-        after = (("N", "before"), ("N", "after"))
+        after = both_ends("N")
         yield self.case(draw, N=3, H=draw.size(6, 5, 7), W=6, poison=after)
         yield self.case(draw, N=1, H=3, W=draw.size(4, 3, 6), poison=after)
         for W in (1, 17):
@@ -102,7 +101,7 @@ class Function:
 
     def channels(self, draw):
         """Numbers of channels and columns that fill no block, fewer than a block has, and one more."""
-        ends = tuple((axis, side) for axis in "OCJ" for side in ("before", "after"))
+        ends = both_ends("OCJ")
         yield self.case(draw, C=draw.size(3, 3, 7, but_not_of=4), O=draw.size(20, 17, 31), S=3, poison=ends)
         yield self.case(draw, C=draw.size(3, 1, 7), O=draw.size(5, 1, 15), R=1, S=1, poison=ends)
         yield self.case(draw, C=17, O=17, R=1, S=1, poison=ends)

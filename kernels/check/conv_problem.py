@@ -1,4 +1,4 @@
-"""Exercise 08 in plain PyTorch: its index map part by part, its sums and pieces, and how it may be asked otherwise."""
+"""Exercise 08 in plain PyTorch: its index map part by part, its sums and pieces."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels.check.framework import Case
-from kernels.check.variations import Variation, among
 from kernels.conv_wgrad.reference import Geometry, conv2d_wgrad_reference, geometry
 from kernels.conv_wgrad.reference import im2col as im2col_reference
 
@@ -40,57 +39,14 @@ def gathered(x: torch.Tensor, *index) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Filter(Variation):
-    """How the columns j number a filter's weights, slowest digit first, and whether the filter is turned over."""
-
-    order: str = among(
-        "rsc", "rcs", "src", "scr"
-    )  # c last but one or last: a column past J stays in the image, or masked
-    turned: bool = among(False, True)
-
-    @property
-    def number(self) -> str:
-        """j by its digits."""
-        _, middle, last = self.order.upper()
-        first, second, third = self.order
-        return f"({first} {middle} + {second}) {last} + {third}"
-
-    @property
-    def taps(self) -> tuple[str, str]:
-        """What the dilations multiply."""
-        return ("(R - 1 - r)", "(S - 1 - s)") if self.turned else ("r", "s")
-
-    @property
-    def asked(self) -> str:
-        """In words."""
-        return f"columns j = {self.number}" + " of a filter that is turned over" * self.turned
-
-    def worded(self, cause: str) -> str:
-        """A cause that names the published index map, for this one's."""
-        for old, new in zip(("r * dil_h", "s * dil_w"), self.taps):
-            cause = cause.replace(old, f"{new} * dil_{old[-1]}")
-        return cause
-
-    def arranged(self, A: torch.Tensor, g: Geometry) -> torch.Tensor:
-        """The published columns (or weights) [..., J] in this numbering."""
-        if not self.varied:
-            return A
-        A = A.unflatten(-1, (g.R, g.S, g.Ci))
-        A = A.flip(-3, -2) if self.turned else A
-        lead = tuple(range(A.ndim - 3))
-        return A.permute(*lead, *(A.ndim - 3 + "rsc".index(digit) for digit in self.order)).flatten(-3)
-
-
-@dataclass(frozen=True)
 class Problem:
-    """One call: its tensors in float64 (dy is None for im2col), its sizes, blocks of pixels, pieces, and what is asked."""
+    """One call: its tensors in float64 (dy is None for im2col), its sizes, blocks of pixels, pieces."""
 
     x: torch.Tensor
     dy: torch.Tensor | None
     g: Geometry
     block: int
     pieces: int
-    task: Filter = Filter()
 
     @property
     def blocks(self) -> int:
@@ -106,7 +62,7 @@ class Problem:
         """A [M, J] by these parts of the index map."""
         n, p, q = pixel(torch.arange(self.g.M)[:, None], self.g)
         r, s, c = tap(torch.arange(self.g.columns), self.g)
-        return self.task.arranged(gathered(self.x, n, *around(*place(p, q, r, s, self.g), self.g), c), self.g)
+        return gathered(self.x, n, *around(*place(p, q, r, s, self.g), self.g), c)
 
     def rows(self, pixel=pixel) -> torch.Tensor:
         """dy as [M, O] by this part of the index map."""
@@ -146,22 +102,21 @@ def by_reference(problem: Problem) -> dict[str, torch.Tensor]:
     x = problem.x[:, :, torch.arange(-left, g.W + right) % g.W]
     how = (g.R, g.S, g.stride, (top, bottom, 0, 0), g.dilation)
     if problem.dy is None:
-        A = im2col_reference(x, geometry(x.shape, g.Co, *how)).reshape(g.M, g.columns)
-        return {"A": problem.task.arranged(A, g)}
+        return {"A": im2col_reference(x, geometry(x.shape, g.Co, *how)).reshape(g.M, g.columns)}
     images = [conv2d_wgrad_reference(x, problem.dy, *how)]
     for z in range(problem.pieces):
         own = torch.zeros(g.M, 1, dtype=torch.float64)
         own[problem.owned(problem.mine(z))] = 1.0
         images.append(conv2d_wgrad_reference(x, problem.dy * own.view(g.N, g.P, g.Q, 1), *how))
-    dweight, *partials = (problem.task.arranged(image.reshape(g.Co, g.columns), g) for image in images)
+    dweight, *partials = (image.reshape(g.Co, g.columns) for image in images)
     return {"dweight": dweight, "partials": torch.stack(partials)}
 
 
-def problem_of(case: Case, task: Filter = Filter()) -> Problem:
+def problem_of(case: Case) -> Problem:
     """The problem that a case poses."""
     tensors = {tensor.name: tensor for tensor in case.tensors}
     values = {tensor.name: tensor.values.double() for tensor in case.inputs}
     names = ("R", "S", "stride", "padding", "dilation")
     g = geometry(values["x"].shape, tensors["dy"].size("O") if "dy" in tensors else 1, *(case.launch[n] for n in names))
     pieces = tensors["partials"].size("Z") if "partials" in tensors else 1
-    return Problem(values["x"], values.get("dy"), g, case.launch["BLOCK_K"], pieces, task)
+    return Problem(values["x"], values.get("dy"), g, case.launch["BLOCK_K"], pieces)

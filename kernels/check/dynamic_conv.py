@@ -2,17 +2,14 @@
 
 ``dynamic_conv_forward(x, weight, y)``, ``dynamic_conv_dx(dy, weight, dx)``, ``dynamic_conv_dweight(dy, x, dweight)``,
 each with ``dilation=, BLOCK_T=, BLOCK_D=``, write their last tensor: x, y, dx, dy [B, T, D], weight, dweight
-[B, T, D, W]. Tap w of token t reads time t - (W - 1 - w) * dilation; in a variation, the future, in the other order, or
-from a few tokens further on.
+[B, T, D, W]. Tap w of token t reads time t - (W - 1 - w) * dilation.
 """
-
-import functools
-from collections.abc import Mapping
 
 import torch
 
-from kernels.check.dynamic_conv_mistakes import OPERATORS, Operator, Window
+from kernels.check.dynamic_conv_mistakes import OPERATORS, Operator
 from kernels.check.framework import Cheap, Compiles, Exercise, Property, Tier
+from kernels.check.tensors import both_ends
 
 # Where each output's equation, its masks, the use of its strides and its kernel are explained.
 READ = {
@@ -34,19 +31,11 @@ ADVICE = {
 }
 
 
-@functools.cache
-def _varied(name: str, task: Window) -> Exercise:
-    return _exercise(name, OPERATORS[name].asked_as(task))
-
-
 def _exercise(name: str, op: Operator) -> Exercise:
     equation, masks, memory, kernel = READ[op.out]
-    at_end = (op.out == "dx") == (op.task.reads == "past")
-    reach = "the last tokens" if at_end else "the first tokens"
-    past = "after the last token" if at_end else "before the first token"
-
-    def vary(varied: Mapping) -> Exercise:
-        return _varied(name, Window.of(varied))
+    reach, past = "the first tokens", "before the first token"
+    if op.out == "dx":
+        reach, past = "the last tokens", "after the last token"
 
     def usual(draw):
         dtypes = (torch.float16, torch.float16)
@@ -96,7 +85,7 @@ def _exercise(name: str, op: Operator) -> Exercise:
 
     def taps(draw):
         for W in (1, 2, 3, draw.size(6, 5, 9)):
-            yield op.case(draw, W=W, poison=(("W", "before"), ("W", "after")))
+            yield op.case(draw, W=W, poison=both_ends("W"))
 
     def blocks(draw):
         T, D = draw.size(64, 64, 128, multiple_of=64), 32
@@ -159,7 +148,6 @@ def _exercise(name: str, op: Operator) -> Exercise:
         masks=op.masks,
         compiles=Compiles(usual, kernel, own_blocks=own if op.out == "dweight" else None),
         cheap=Cheap(costed, steps, CHEAP[op.out], ADVICE[op.out], kernel, sectors=2.5),
-        vary=vary,
     )
 
 

@@ -1,12 +1,12 @@
-"""What the three functions of exercise 03 compute, in each of its variations, and what known mistakes in them give."""
+"""What the three functions of exercise 03 compute, and what known mistakes in them give."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from kernels.check.framework import Case, Draw, Fenced, Output
-from kernels.check.variations import Variation, among
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 AXES = {"x": "BTD", "y": "BTD", "dx": "BTD", "dy": "BTD", "weight": "BTDW", "dweight": "BTDW"}
@@ -35,108 +35,25 @@ def spread(weight: torch.Tensor, dilation: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Window(Variation):
-    """Where taps read: tap 0 the farthest token or the nearest, in the past or the future, each of them ``lag`` further."""
-
-    first: str = among("farthest", "nearest")
-    reads: str = among("past", "future")
-    lag: int = among(0, 1, 2)
-
-    @property
-    def time(self) -> str:
-        """When tap w reads, for the output at time t."""
-        sign = "-" if self.reads == "past" else "+"
-        steps = "(W - 1 - w)" if self.first == "farthest" else "w"
-        return f"t {sign} {steps} * dilation" + f" {sign} {self.lag}" * bool(self.lag)
-
-    @property
-    def asked(self) -> str:
-        """In words."""
-        return f"the window whose tap w reads time {self.time}"
-
-    def back(self, w: int, W: int, dilation: int, more: int = 0) -> int:
-        """How many tokens back tap w reads, or the tap ``more`` further away."""
-        steps = (W - 1 - w if self.first == "farthest" else w) + more
-        return (steps * dilation + self.lag) * (1 if self.reads == "past" else -1)
-
-    def forward(self, x, weight, dilation: int):
-        """The equation, by the package's reference, which reads the past and its farthest token first."""
-        if self.first == "nearest":
-            weight = weight.flip(-1)
-        if self.reads == "future":
-            x, weight = x.flip(1), weight.flip(1)
-        late = torch.cat([x.new_zeros(x.shape[0], self.lag, x.shape[2]), x], dim=1)[:, : x.shape[1]]
-        y = dynamic_conv_reference(late, spread(weight, dilation))
-        return y.flip(1) if self.reads == "future" else y
-
-    def mistakes(self, op: "Operator") -> dict[str, Callable]:
-        """What is usually mistaken in a variation, by cause, as ``Operator.mistakes`` has it."""
-
-        def tapped(back: Callable) -> Callable:
-            return lambda p, q, w, W, n: op.tap(p, q, w, back(w, W, n), at)
-
-        wrong = {
-            "the dilation is left out": tapped(lambda w, W, n: self.back(w, W, 1)),
-            "the window is one tap too near": tapped(lambda w, W, n: self.back(w, W, n, -1)),
-            "the window is one tap too far away": tapped(lambda w, W, n: self.back(w, W, n, 1)),
-            "the lag is multiplied by the dilation": tapped(
-                lambda w, W, n: replace(self, lag=0).back(w, W, n, self.lag)
-            ),
-        }
-        if op.out == "dx":
-            wrong["dx is gathered where the tap reads, not where it was read"] = tapped(
-                lambda w, W, n: -self.back(w, W, n)
-            )
-        wrong = {f"{cause}: tap w reads time {self.time}": tap for cause, tap in wrong.items()}
-        if op.out == "y":
-            wrong["weight is read at the time of x: it must be read at time t"] = lambda x, k, w, W, n: at(
-                x * k[..., w], -self.back(w, W, n)
-            )
-        elif op.out == "dx":
-            wrong["weight is read at time t: it must be read where tap w saw x[t]"] = lambda dy, k, w, W, n: (
-                at(dy, self.back(w, W, n)) * k[..., w]
-            )
-            wrong["dy is read at time t: it must be read where tap w saw x[t]"] = lambda dy, k, w, W, n: (
-                dy * at(k[..., w], self.back(w, W, n))
-            )
-        else:
-            wrong["dy is read at the time of x: it must be read at time t"] = lambda dy, x, w, W, n: at(
-                dy * x, -self.back(w, W, n)
-            )
-        return wrong
-
-
-@dataclass(frozen=True)
 class Operator:
     """One of the three functions: its two inputs p and q, its output, its equation, its usual mistakes.
 
-    ``answer(p, q, W, dilation, task)`` is the equation by the reference and autograd. ``tap(p, q, w, back, at)`` is what tap
-    w contributes, which reads ``back`` tokens back; ``mistakes`` gives, by cause, what tap w of a mistaken kernel does
-    from p, q, w, W and the dilation. ``shared`` are the axes that the strides property gives stride 0, for p and for q;
-    ``masks`` names the masks that are not mask_t or mask_d.
+    ``answer(p, q, W, dilation)`` is the equation by the reference and autograd. ``tap(p, q, w, back, at)`` is what tap w
+    contributes, which reads ``back`` tokens back; ``formula`` says where that is, ``backs`` gives by cause how many tokens
+    back a mistaken kernel reads, from w, W and the dilation, and ``mistakes`` what its tap contributes otherwise, from p, q
+    and ``back``. ``shared`` are the axes that the strides property gives stride 0, for p and for q; ``masks`` names the
+    masks that are not mask_t or mask_d.
     """
 
     inputs: tuple[str, str]
     out: str
     answer: Callable
     tap: Callable
+    formula: str
+    backs: dict[str, Callable]
     mistakes: dict[str, Callable]
     shared: tuple[str, str]
     masks: dict
-    task: Window = Window()
-
-    def asked_as(self, task: Window) -> "Operator":
-        """The same function in a variation."""
-        if not task.varied:
-            return self
-        masks = {end: name for end, name in self.masks.items() if end[1] != "T"}
-        end, name = ("before", "time >= 0") if (task.reads == "past") == (self.out != "dx") else ("after", "time < T")
-        masks |= {(tensor, "T", end): name for tensor, axis, _ in self.masks if axis == "T"}
-        return replace(self, mistakes=task.mistakes(self), masks=masks, task=task)
-
-    def shape(self, name: str, sizes: dict[str, int]) -> list[int]:
-        """The shape of one of the tensors."""
-        return [sizes[axis] for axis in AXES[name]]
 
     def combine(self, taps: list[torch.Tensor]) -> torch.Tensor:
         """The output from the taps' contributions: dweight keeps each in its slot, the others add them."""
@@ -147,15 +64,14 @@ class Operator:
         sizes = {"B": B, "T": T, "D": D, "W": W}
         packed, orders = how.get("packed", False), how.get("orders", {})
         dtypes, shared = how.get("dtypes", (torch.float32, torch.float32)), how.get("shared", ("", ""))
-        fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation + self.task.lag, "D": BLOCK_D, "W": 6}
+        fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation, "D": BLOCK_D, "W": 6}
         tensors = []
-        for name, dtype, axes in zip(self.inputs, dtypes, shared):
-            one = [1 if axis in axes else sizes[axis] for axis in AXES[name]]
-            values = draw.normal(*one, dtype=dtype, scale=how.get("scale", 1.0)).expand(self.shape(name, sizes))
-            tensors.append(Fenced(name, AXES[name], values, fence=fence, order=orders.get(AXES[name], ""), shared=axes))
+        for name, dtype, still in zip(self.inputs, dtypes, shared):
+            axes, make = AXES[name], functools.partial(draw.normal, dtype=dtype, scale=how.get("scale", 1.0))
+            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=orders.get(axes, ""), shared=still))
         order = how.get("out_order", {}).get(AXES[self.out], "")
-        out = Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order)
-        answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation, self.task)
+        out = Fenced.of(self.out, AXES[self.out], sizes, torch.empty, fence=fence, order=order)
+        answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation)
         return Case(
             inputs=tensors,
             # The precision property alone looks at the last digits.
@@ -169,82 +85,68 @@ class Operator:
         p, q = (tensor.values.double() for tensor in case.inputs)
         W = next(tensor.size("W") for tensor in case.tensors if "W" in tensor.axes)
         dilation = case.launch["dilation"]
-        yield from self.task.instead(lambda other: self.answer(p, q, W, dilation, other))
-        back = [self.task.back(w, W, dilation) for w in range(W)]
-        taps = [self.tap(p, q, w, back[w], at) for w in range(W)]
+
+        def taps(tap, p=p, q=q, back=lambda w, W, n: (W - 1 - w) * n, at=at):
+            return [tap(p, q, w, back(w, W, dilation), at) for w in range(W)]
+
+        right = taps(self.tap)
+        for cause, back in self.backs.items():
+            yield f"{cause}: {self.formula}", self.combine(taps(self.tap, back=back))
         for cause, tap in self.mistakes.items():
-            yield cause, self.combine([tap(p, q, w, W, dilation) for w in range(W)])
-        for name, first in zip(self.inputs, ((p[:1].expand_as(p), q), (p, q[:1].expand_as(q)))):
+            yield cause, self.combine(taps(tap))
+        for name, first in zip(self.inputs, ({"p": p[:1].expand_as(p)}, {"q": q[:1].expand_as(q)})):
             cause = f"every sequence reads the first one's {name}: add b times its stride"
-            yield cause, self.combine([self.tap(*first, w, back[w], at) for w in range(W)])
-        yield (
-            "a neighbouring sequence of the batch is read",
-            self.combine([self.tap(p, q, w, back[w], running_on) for w in range(W)]),
-        )
+            yield cause, self.combine(taps(self.tap, **first))
+        yield "a neighbouring sequence of the batch is read", self.combine(taps(self.tap, at=running_on))
         if self.out == "dweight":
-            holes = torch.stack([at(torch.ones_like(q), -back[w]) == 0 for w in range(W)], dim=-1)
-            outside = "before the first" if self.task.reads == "past" else "after the last"
-            cause = f"slots whose tap lies {outside} token hold 0, and they are stored too"
-            yield cause, self.combine(taps).masked_fill(holes, float("nan"))
+            holes = self.combine(taps(self.tap, torch.ones_like(p), torch.ones_like(q))) == 0
+            cause = "slots whose tap lies before the first token hold 0, and they are stored too"
+            yield cause, self.combine(right).masked_fill(holes, float("nan"))
         else:
-            yield "only the last tap is left: add to the accumulator, do not replace it", taps[-1]
+            yield "only the last tap is left: add to the accumulator, do not replace it", right[-1]
             for n in range(1, W):
-                yield f"only the first {n} of the {W} taps are added: loop over W", sum(taps[:n])
-                yield f"only the last {W - n} of the {W} taps are added: loop over W", sum(taps[n:])
+                yield f"only the first {n} of the {W} taps are added: loop over W", sum(right[:n])
+                yield f"only the last {W - n} of the {W} taps are added: loop over W", sum(right[n:])
 
 
-def _forward(x, weight, W, dilation, task):
-    return task.forward(x, weight, dilation)
+def _forward(x, weight, W, dilation):
+    return dynamic_conv_reference(x, spread(weight, dilation))
 
 
-def _dx(dy, weight, W, dilation, task):
+def _dx(dy, weight, W, dilation):
     x = torch.zeros_like(dy).requires_grad_()
-    return torch.autograd.grad(_forward(x, weight, W, dilation, task), x, dy)[0]
+    return torch.autograd.grad(_forward(x, weight, W, dilation), x, dy)[0]
 
 
-def _dweight(dy, x, W, dilation, task):
+def _dweight(dy, x, W, dilation):
     weight = x.new_zeros(*x.shape, W).requires_grad_()
-    return torch.autograd.grad(_forward(x, weight, W, dilation, task), weight, dy)[0]
+    return torch.autograd.grad(_forward(x, weight, W, dilation), weight, dy)[0]
 
 
 _PAST = {("x", "T", "before"): "time >= 0"}
 _TAPS = {(name, "W", side): "w runs over 0..W-1" for name in ("weight", "dweight") for side in ("before", "after")}
 
-_READS = "tap w reads time t - (W - 1 - w) * dilation"
-_HOLDS = "slot w holds dy[t] * x[t - (W - 1 - w) * dilation]"
-_SAW = "tap w saw x[t] at time t + (W - 1 - w) * dilation"
-
-
-def _undilated(w, W, n):
-    return W - 1 - w
-
-
-def _half_dilated(w, W, n):
-    return W - 1 - w * n
-
-
-def _other_half(w, W, n):
-    return (W - 1) * n - w
-
+_BACKS = {
+    "the dilation is left out": lambda w, W, n: W - 1 - w,
+    "the dilation multiplies w alone": lambda w, W, n: W - 1 - w * n,
+    "the dilation multiplies W - 1 alone": lambda w, W, n: (W - 1) * n - w,
+}
+_READ = _BACKS | {
+    "the taps are reversed": lambda w, W, n: w * n,
+    "the window is one tap late": lambda w, W, n: (W - 2 - w) * n,
+    "the window is one tap early": lambda w, W, n: (W - w) * n,
+    "the window looks ahead": lambda w, W, n: -w * n,
+}
 
 _FORWARD = Operator(
     inputs=("x", "weight"),
     out="y",
     answer=_forward,
     tap=lambda x, weight, w, back, at: at(x, -back) * weight[..., w],
+    formula="tap w reads time t - (W - 1 - w) * dilation",
+    backs=_READ,
     mistakes={
-        f"the dilation is left out: {_READS}": lambda x, k, w, W, n: at(x, -_undilated(w, W, n)) * k[..., w],
-        f"the dilation multiplies w alone: {_READS}": lambda x, k, w, W, n: at(x, -_half_dilated(w, W, n)) * k[..., w],
-        f"the dilation multiplies W - 1 alone: {_READS}": lambda x, k, w, W, n: (
-            at(x, -_other_half(w, W, n)) * k[..., w]
-        ),
-        f"the taps are reversed: {_READS}": lambda x, k, w, W, n: at(x, -w * n) * k[..., w],
-        f"the window is one tap late: {_READS}": lambda x, k, w, W, n: at(x, (w - W + 2) * n) * k[..., w],
-        f"the window is one tap early: {_READS}": lambda x, k, w, W, n: at(x, (w - W) * n) * k[..., w],
-        f"the window looks ahead: {_READS}": lambda x, k, w, W, n: at(x, w * n) * k[..., w],
-        "weight is read at the time of x: it must be read at time t": (
-            lambda x, k, w, W, n: at(x * k[..., w], (w - W + 1) * n)
-        ),
+        "weight is read at the time of x: it must be read at time t": lambda x, k, w, back, at: at(x * k[..., w], -back)
     },
     shared=("B", "BT"),
     masks=_PAST | _TAPS,
@@ -255,21 +157,20 @@ _DX = Operator(
     out="dx",
     answer=_dx,
     tap=lambda dy, weight, w, back, at: at(dy * weight[..., w], back),
+    formula="tap w saw x[t] at time t + (W - 1 - w) * dilation",
+    backs=_BACKS
+    | {
+        "the diagonal is reversed": lambda w, W, n: w * n,
+        "the past is gathered, dx needs the future": lambda w, W, n: (w - W + 1) * n,
+        "the window is one tap late": lambda w, W, n: (W - w) * n,
+        "the window is one tap early": lambda w, W, n: (W - 2 - w) * n,
+    },
     mistakes={
         "weight is read at time t: it must be read where tap w saw x[t], at t + (W - 1 - w) * dilation": (
-            lambda dy, k, w, W, n: at(dy, (W - 1 - w) * n) * k[..., w]
+            lambda dy, k, w, back, at: at(dy, back) * k[..., w]
         ),
-        f"the dilation is left out: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _undilated(w, W, n)),
-        f"the dilation multiplies w alone: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _half_dilated(w, W, n)),
-        f"the dilation multiplies W - 1 alone: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _other_half(w, W, n)),
-        f"the diagonal is reversed: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], w * n),
-        f"the past is gathered, dx needs the future: {_SAW}": lambda dy, k, w, W, n: at(
-            dy * k[..., w], (w - W + 1) * n
-        ),
-        f"the window is one tap late: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (W - w) * n),
-        f"the window is one tap early: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (W - 2 - w) * n),
         "dy is read at time t: it must be read at t + (W - 1 - w) * dilation": (
-            lambda dy, k, w, W, n: dy * at(k[..., w], (W - 1 - w) * n)
+            lambda dy, k, w, back, at: dy * at(k[..., w], back)
         ),
     },
     shared=("BTD", "BT"),
@@ -281,16 +182,9 @@ _DWEIGHT = Operator(
     out="dweight",
     answer=_dweight,
     tap=lambda dy, x, w, back, at: dy * at(x, -back),
-    mistakes={
-        f"the dilation is left out: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -_undilated(w, W, n)),
-        f"the dilation multiplies w alone: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -_half_dilated(w, W, n)),
-        f"the dilation multiplies W - 1 alone: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -_other_half(w, W, n)),
-        f"the taps are reversed: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -w * n),
-        f"the window is one tap late: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, (w - W + 2) * n),
-        f"the window is one tap early: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, (w - W) * n),
-        f"the window looks ahead: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, w * n),
-        "dy is read at the time of x: it must be read at time t": lambda dy, x, w, W, n: at(dy * x, (w - W + 1) * n),
-    },
+    formula="slot w holds dy[t] * x[t - (W - 1 - w) * dilation]",
+    backs=_READ,
+    mistakes={"dy is read at the time of x: it must be read at time t": lambda dy, x, w, back, at: at(dy * x, -back)},
     shared=("BTD", "B"),
     masks=_PAST | _TAPS,
 )

@@ -125,40 +125,24 @@ def defined(write, text: str, name: str):
     return namespace[name]
 
 
-def run_value(write):
-    """A launcher ``(score, *tables, out, mod, BLOCK)`` of what ``write(mod)`` emits."""
-
+def _run(kernel, name: str, write):
+    """A launcher ``(score, *tables, *others, mod, BLOCK)`` of ``kernel``, with the function that ``write(mod)`` emits."""
     if not callable(write):
         return write
 
     @functools.wraps(write)
     def launch(score, *rest, mod, BLOCK):
-        (*tables, out), (B, H, M, N) = rest, score.shape
+        captured, (B, H, M, N) = len(mod.names), score.shape
+        tables, tensors = rest[:captured], (score, *rest[captured:])
         text = write(mod.function(dict(zip(mod.names, tables))))
         if text is None:
             return
         grid = (triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK), B * H)
-        strides = score.stride(), out.stride()
-        value_kernel[grid](score, out, tuple(tables), *strides, H, M, N, defined(write, text, "score_mod"), BLOCK)
+        strides = (tensor.stride() for tensor in tensors)
+        kernel[grid](*tensors, tables, *strides, H, M, N, defined(write, text, name), BLOCK)
 
     return launch
 
 
-def run_gradient(write):
-    """A launcher ``(score, *tables, grad, out, mod, BLOCK)`` of what ``write(mod)`` emits."""
-
-    if not callable(write):
-        return write
-
-    @functools.wraps(write)
-    def launch(score, *rest, mod, BLOCK):
-        (*tables, grad, out), (B, H, M, N) = rest, score.shape
-        text = write(mod.function(dict(zip(mod.names, tables))))
-        if text is None:
-            return
-        grid = (triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK), B * H)
-        strides = score.stride(), grad.stride(), out.stride()
-        function = defined(write, text, "score_gradient")
-        gradient_kernel[grid](score, grad, out, tuple(tables), *strides, H, M, N, function, BLOCK)
-
-    return launch
+run_value = functools.partial(_run, value_kernel, "score_mod")  # (score, *tables, out, mod, BLOCK)
+run_gradient = functools.partial(_run, gradient_kernel, "score_gradient")  # (score, *tables, grad, out, mod, BLOCK)

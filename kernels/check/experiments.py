@@ -255,7 +255,7 @@ def shares(exercise, item, submission, case) -> Finding | None:
     """Look for elements of an output that several programs of one launch update, atomically or by load and store."""
     traced = case.traced(submission)
     if not traced.run.stored:
-        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+        return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     written = set()
     for launch in traced.launches:
         races = launch.races()

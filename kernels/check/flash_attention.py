@@ -6,7 +6,7 @@ and the latter ``score_gradient=``. q, o [H, M, D or V], k, v [J, N, D or V], ta
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -31,17 +31,7 @@ from kernels.check.flash_cases import (
     without_keys,
 )
 from kernels.check.flash_lists import ROWS, TURNED
-from kernels.check.flash_variations import Scored
-from kernels.check.framework import (
-    Case,
-    Cheap,
-    Compiles,
-    Exercise,
-    Fenced,
-    Output,
-    Property,
-    Tier,
-)
+from kernels.check.framework import Case, Cheap, Compiles, Exercise, Fenced, Output, Property, Tier
 
 
 def _keys_in_blocks(case, draw):
@@ -58,85 +48,91 @@ def _large(case, draw):
     yield case(draw, M=32, N=2, mask=fm.every_pair, scale=1e35)
 
 
+def _forward(cases: Callable) -> Callable:
+    """These cases of the forward launcher."""
+    return functools.partial(cases, attention)
+
+
+def _backward(cases: Callable) -> Callable:
+    """The same of the backward launcher."""
+    return functools.partial(cases, functools.partial(attention, backward=True))
+
+
 MASKLESS = ROWS | {(tensor, axis, "after"): "" for tensor in AXES for axis in "HJ"}
 STRIDES = "query head h reads key head h // G, and each tensor has its own strides, some of them 0: at(stride_x, ...)"
 F16 = "something is rounded to float16: tile gives float32, and all sums stay float32"
 BLOCK_SIZES = "the answer depends on BLOCK_M or BLOCK_N, it must not"
 ONLINE, DEAD, WALK, HEADS = "Lesson 30, step 2", "Lesson 30, step 4", "Lesson 30, step 5", "Lesson 33, step 7"
 
-
-def _forward_exercise(task: Scored) -> Exercise:
-    case = functools.partial(attention, task=task)
-    return Exercise(
-        "flash_forward",
-        "the kernel stores nothing yet. It needs a walk along two lists of blocks, and a store of o and of lse.",
-        (
-            Property(
-                "blocks of keys",
-                1,
-                ONLINE,
-                functools.partial(_keys_in_blocks, case),
-                "o = acc / l and lse = top + log l, where all three are carried from block to block",
-            ),
-            Property(
-                "large logits",
-                1,
-                ONLINE,
-                functools.partial(_large, case),
-                "exponentiate z - top and top - new_top only, neither of which is positive",
-                not_finite="a positive number is exponentiated: top is the largest logit so far, it never falls",
-            ),
-            Property(
-                "rows without keys",
-                1,
-                DEAD,
-                without_keys(case),
-                "a row without keys has o = 0 and lse = -inf",
-                not_finite="-inf - -inf or 0 / 0 is NaN: shift by 0 where the maximum is -inf, divide by 1 where l is 0",
-            ),
-            Property(
-                "block lists",
-                1,
-                "Lesson 33, step 5",
-                listed(case),
-                "row r visits what its lists name, the mask counts in list 0 only",
-            ),
-            Property(
-                "score mods",
-                1,
-                "Lesson 31, step 2",
-                modified(case),
-                "z = SCORE_MOD(s, m, n), m a column of rows' numbers, n a row",
-            ),
-            Property("heads and strides", 1, HEADS, strided(case), STRIDES),
-            Property(
-                "ragged sizes",
-                1,
-                WALK,
-                ragged(case),
-                "pairs beyond M or N do not count (logits), and rows beyond M are not stored (mask_m)",
-                not_finite="pairs beyond M or N do not count: z is -inf there, whatever the score mod makes of a zero",
-            ),
-            Property("block sizes", 1, WALK, blocks(case), BLOCK_SIZES),
-            Property("float16", 1, WALK, half(case), F16),
-            Property.stays_inside(WALK, everything(case)),
-            Property.in_bfloat16(WALK, bfloat(case)),
+FORWARD = Exercise(
+    "flash_forward",
+    "the kernel stores nothing yet. It needs a walk along two lists of blocks, and a store of o and of lse.",
+    (
+        Property(
+            "blocks of keys",
+            1,
+            ONLINE,
+            _forward(_keys_in_blocks),
+            "o = acc / l and lse = top + log l, where all three are carried from block to block",
         ),
-        functools.partial(mistakes.forward_suspects, task=task),
-        MASKLESS,
-        given=("at", "tile"),
-        compiles=Compiles(usual(case), WALK),
-        cheap=Cheap(
-            costed(case),
-            forward_steps,
-            (Tier(3, read=2.5, steps=1.1), Tier(1, read=5.0, written=4.0, steps=2.0)),
-            "a program loads its queries once, each listed block of keys and values once, "
-            "and stores o and lse after the last",
+        Property(
+            "large logits",
+            1,
+            ONLINE,
+            _forward(_large),
+            "exponentiate z - top and top - new_top only, neither of which is positive",
+            not_finite="a positive number is exponentiated: top is the largest logit so far, it never falls",
+        ),
+        Property(
+            "rows without keys",
+            1,
+            DEAD,
+            _forward(without_keys),
+            "a row without keys has o = 0 and lse = -inf",
+            not_finite="-inf - -inf or 0 / 0 is NaN: shift by 0 where the maximum is -inf, divide by 1 where l is 0",
+        ),
+        Property(
+            "block lists",
+            1,
+            "Lesson 33, step 5",
+            _forward(listed),
+            "row r visits what its lists name, the mask counts in list 0 only",
+        ),
+        Property(
+            "score mods",
+            1,
+            "Lesson 31, step 2",
+            _forward(modified),
+            "z = SCORE_MOD(s, m, n), m a column of rows' numbers, n a row",
+        ),
+        Property("heads and strides", 1, HEADS, _forward(strided), STRIDES),
+        Property(
+            "ragged sizes",
+            1,
             WALK,
-            sectors=2.0,
+            _forward(ragged),
+            "pairs beyond M or N do not count (logits), and rows beyond M are not stored (mask_m)",
+            not_finite="pairs beyond M or N do not count: z is -inf there, whatever the score mod makes of a zero",
         ),
-        vary=functools.partial(_varied, 0),
-    )
+        Property("block sizes", 1, WALK, _forward(blocks), BLOCK_SIZES),
+        Property("float16", 1, WALK, _forward(half), F16),
+        Property.stays_inside(WALK, _forward(everything)),
+        Property.in_bfloat16(WALK, _forward(bfloat)),
+    ),
+    mistakes.forward_suspects,
+    MASKLESS,
+    given=("at", "tile"),
+    compiles=Compiles(_forward(usual), WALK),
+    cheap=Cheap(
+        _forward(costed),
+        forward_steps,
+        (Tier(3, read=2.5, steps=1.1), Tier(1, read=5.0, written=4.0, steps=2.0)),
+        "a program loads its queries once, each listed block of keys and values once, "
+        "and stores o and lse after the last",
+        WALK,
+        sectors=2.0,
+    ),
+)
 
 
 def _queries(case, draw):
@@ -158,108 +154,83 @@ def _keys(case, draw):
 BACK, CHAIN = "Lesson 34, step 8", "Lesson 34, step 5"
 
 
-def _backward_exercise(task: Scored) -> Exercise:
-    case = functools.partial(attention, backward=True, task=task)
-    return Exercise(
-        "flash_backward",
-        "the kernels store nothing yet. They need delta, dq and dtau along the queries' lists, dk and dv along the keys'.",
-        (
-            Property(
-                "queries",
-                1,
-                "Lesson 34, step 3",
-                functools.partial(_queries, case),
-                "dq = tau * scale * ds k, dtau = scale * q · (ds k), ds = p * (do v^T - delta) where there is no score mod",
-            ),
-            Property(
-                "keys and values", 1, CHAIN, functools.partial(_keys, case), "dk = scale * ds^T (tau q), dv = p^T do"
-            ),
-            Property(
-                "rows without keys",
-                1,
-                BACK,
-                without_keys(case),
-                "a row without keys gives no gradient",
-                not_finite="a row without keys has z = lse = -inf, and -inf - -inf is NaN: take 0 for such an lse",
-            ),
-            Property(
-                "block lists",
-                1,
-                TURNED,
-                listed(case),
-                "dq walks along num and idx, dk and dv along num_t and idx_t",
-            ),
-            Property(
-                "score mods",
-                1,
-                CHAIN,
-                modified(case),
-                "ds = SCORE_GRADIENT(s, m, n, dz), at the same s as the score mod",
-            ),
-            Property("heads and strides", 1, CHAIN, strided(case), STRIDES),
-            Property(
-                "ragged sizes",
-                1,
-                BACK,
-                ragged(case),
-                "pairs beyond M or N give no gradient: ds is 0 there",
-                not_finite="rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
-            ),
-            Property("block sizes", 1, BACK, blocks(case), BLOCK_SIZES),
-            Property("float16", 1, BACK, half(case), F16),
-            Property.stays_inside(BACK, everything(case)),
-            Property.in_bfloat16(BACK, bfloat(case)),
+BACKWARD = Exercise(
+    "flash_backward",
+    "the kernels store nothing yet. They need delta, dq and dtau along the queries' lists, dk and dv along the keys'.",
+    (
+        Property(
+            "queries",
+            1,
+            "Lesson 34, step 3",
+            _backward(_queries),
+            "dq = tau * scale * ds k, dtau = scale * q · (ds k), ds = p * (do v^T - delta) where there is no score mod",
         ),
-        functools.partial(mistakes.backward_suspects, task=task),
-        MASKLESS,
-        given=("at", "tile"),
-        compiles=Compiles(usual(case), BACK, own_blocks=in_one_block(case)),
-        cheap=Cheap(
-            costed(case),
-            backward_steps,
-            (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
-            "each kernel loads what it keeps once, what it walks over once for each listed block, and stores after the last",
+        Property("keys and values", 1, CHAIN, _backward(_keys), "dk = scale * ds^T (tau q), dv = p^T do"),
+        Property(
+            "rows without keys",
+            1,
             BACK,
-            sectors=2.0,
+            _backward(without_keys),
+            "a row without keys gives no gradient",
+            not_finite="a row without keys has z = lse = -inf, and -inf - -inf is NaN: take 0 for such an lse",
         ),
-        vary=functools.partial(_varied, 1),
-    )
-
-
-def _temperatures(task, draw):
-    """Dense attention, for a derivation: every pair counts, each head has its own keys."""
-    for H, M, N, D, V in ((1, 3, 4, 2, 2), (2, draw.size(5, 3, 9), 7, 3, 5)):
-        shapes = {"q": (H, M, D), "k": (H, N, D), "v": (H, N, V), "tau": (H, M), "do": (H, M, V)}
-        x = {name: draw.normal(*shape) for name, shape in shapes.items()}
-        x["tau"] = x["tau"].exp() if task.tau == "divisor" else x["tau"]
-        x["tau"][:, 1] = 1.0 if task.tau == "divisor" else 0.0
-        axes = AXES | {"k": "HND", "v": "HNV"}
-        answer = mistakes.temperature({name: values.double() for name, values in x.items()}, 0.7, task)
-        out = Output(Fenced("dtau", "HM", torch.empty(H, M)), answer)
-        yield Case([Fenced(name, axes[name], values) for name, values in x.items()], [out], {"scale": 0.7})
+        Property(
+            "block lists", 1, TURNED, _backward(listed), "dq walks along num and idx, dk and dv along num_t and idx_t"
+        ),
+        Property(
+            "score mods",
+            1,
+            CHAIN,
+            _backward(modified),
+            "ds = SCORE_GRADIENT(s, m, n, dz), at the same s as the score mod",
+        ),
+        Property("heads and strides", 1, CHAIN, _backward(strided), STRIDES),
+        Property(
+            "ragged sizes",
+            1,
+            BACK,
+            _backward(ragged),
+            "pairs beyond M or N give no gradient: ds is 0 there",
+            not_finite="rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
+        ),
+        Property("block sizes", 1, BACK, _backward(blocks), BLOCK_SIZES),
+        Property("float16", 1, BACK, _backward(half), F16),
+        Property.stays_inside(BACK, _backward(everything)),
+        Property.in_bfloat16(BACK, _backward(bfloat)),
+    ),
+    mistakes.backward_suspects,
+    MASKLESS,
+    given=("at", "tile"),
+    compiles=Compiles(_backward(usual), BACK, own_blocks=_backward(in_one_block)),
+    cheap=Cheap(
+        _backward(costed),
+        backward_steps,
+        (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
+        "each kernel loads what it keeps once, what it walks over once for each listed block, and stores after the last",
+        BACK,
+        sectors=2.0,
+    ),
+)
 
 
 # What check.derivation holds a formula of the temperature's gradient to; no kernel is checked with it.
 
 
-def _temperature_exercise(task: Scored) -> Exercise:
-    return Exercise(
-        "flash_dtau",
-        "the function returns nothing yet.",
-        (Property("temperature", 0, CHAIN, functools.partial(_temperatures, task)),),
-        functools.partial(mistakes.temperature_suspects, task=task),
-        vary=functools.partial(_varied, 2),
-    )
+def _temperatures(draw):
+    """Dense attention, for a derivation: every pair counts, each head has its own keys."""
+    for H, M, N, D, V in ((1, 3, 4, 2, 2), (2, draw.size(5, 3, 9), 7, 3, 5)):
+        shapes = {"q": (H, M, D), "k": (H, N, D), "v": (H, N, V), "tau": (H, M), "do": (H, M, V)}
+        x = {name: draw.normal(*shape) for name, shape in shapes.items()}
+        x["tau"][:, 1] = 0.0
+        axes = AXES | {"k": "HND", "v": "HNV"}
+        answer = mistakes.temperature({name: values.double() for name, values in x.items()}, 0.7)
+        out = Output(Fenced("dtau", "HM", torch.empty(H, M)), answer)
+        yield Case([Fenced(name, axes[name], values) for name, values in x.items()], [out], {"scale": 0.7})
 
 
-@functools.cache
-def exercises(task: Scored) -> tuple[Exercise, Exercise, Exercise]:
-    """Both passes and the derivation where ``task`` is asked."""
-    return _forward_exercise(task), _backward_exercise(task), _temperature_exercise(task)
-
-
-def _varied(which: int, varied: Mapping) -> Exercise:
-    return exercises(Scored.of(varied))[which]
-
-
-FORWARD, BACKWARD, TEMPERATURE = exercises(Scored())
+TEMPERATURE = Exercise(
+    "flash_dtau",
+    "the function returns nothing yet.",
+    (Property("temperature", 0, CHAIN, _temperatures),),
+    mistakes.temperature_suspects,
+)

@@ -2,31 +2,16 @@
 
 ``block_lists(mask, num, idx, num_t, idx_t)`` writes the last four of its tensors and takes ``BLOCK_M=, BLOCK_N=``: mask bool
 [M, N], num [2, R], idx [2, R, C], num_t [2, C], idx_t [2, C, R] int32: list 0 holds the partial blocks, list 1 the full ones.
-A variation exchanges them, or lists from the last to the first.
 """
-
-import functools
-from collections.abc import Callable
 
 import torch
 
 from kernels.check.flash_mods import causal, dense
-from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
-from kernels.check.framework import (
-    UNTOUCHED,
-    Case,
-    Cheap,
-    Compiles,
-    Draw,
-    Exercise,
-    Fenced,
-    Output,
-    Property,
-    Tier,
-)
+from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.check.tensors import UNTOUCHED, both_ends
 
+EMPTY, PARTIAL, FULL = 0, 1, 2
 AXES = {"num": "LR", "idx": "LRC", "num_t": "LC", "idx_t": "LCR", "mask": "MN"}
-ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "MN"}
 READ_STRIDES = "Lesson 01, step 4"
 SORTED, LISTED, TURNED = "Lesson 33, step 1", "Lesson 33, step 2", "Lesson 34, step 7"
 ROWS = {(tensor, axis, "after"): "" for tensor in AXES for axis in "LRC"}
@@ -45,51 +30,48 @@ def kinds_of(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
     return torch.where(counts == BLOCK_M * BLOCK_N, FULL, (counts > 0).int())
 
 
-def lists_of(kinds: torch.Tensor, task: Scored) -> tuple[torch.Tensor, torch.Tensor]:
+def lists_of(kinds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """num [2, R] and idx [2, R, C] int32, 0 in the entries that no count reaches."""
     R, C = kinds.shape
     num, idx = torch.zeros(2, R, dtype=torch.int32), torch.zeros(2, R, C, dtype=torch.int32)
-    for which, kind in enumerate(task.kinds):
+    for which, kind in enumerate((PARTIAL, FULL)):
         for r in range(R):
             listed = torch.nonzero(kinds[r] == kind).flatten()
-            listed = listed.flip(0) if task.order == "descending" else listed
             num[which, r], idx[which, r, : len(listed)] = len(listed), listed
     return num, idx
 
 
-def list_answers(kinds: torch.Tensor, task: Scored) -> dict[str, torch.Tensor]:
+def list_answers(kinds: torch.Tensor) -> dict[str, torch.Tensor]:
     """The four outputs."""
-    return dict(zip(("num", "idx", "num_t", "idx_t"), (*lists_of(kinds, task), *lists_of(kinds.T, task))))
+    return dict(zip(("num", "idx", "num_t", "idx_t"), (*lists_of(kinds), *lists_of(kinds.T))))
 
 
-def list_suspects(case: Case, out: Output, task: Scored):
+def list_suspects(case: Case, out: Output):
     """Known mistakes of the lists, and what they hold then."""
     mask, (BLOCK_M, BLOCK_N) = case.inputs[0].values, (case.launch["BLOCK_M"], case.launch["BLOCK_N"])
     counts, there = (pairs(x, BLOCK_M, BLOCK_N) for x in (mask, torch.ones_like(mask)))
     right, size, some = kinds_of(mask, BLOCK_M, BLOCK_N), BLOCK_M * BLOCK_N, (counts > 0).int()
 
     def listed(kinds):
-        return list_answers(kinds, task)[out.name]
+        return list_answers(kinds)[out.name]
 
-    yield from task.instead(lambda other: list_answers(right, other)[out.name])
     yield (
         "a block that reaches past M or N is taken for full: all BLOCK_M * BLOCK_N pairs must be allowed",
         listed(torch.where(counts == there, FULL, some)),
     )
     yield "empty blocks are listed", listed(torch.where(counts == size, FULL, PARTIAL))
     yield "full blocks are listed as partial", listed(some)
-    first, second = ("partial", "full") if task.first == "partial" else ("full", "partial")
-    yield f"list 0 holds the {first} blocks, list 1 the {second} ones", listed((3 - right) % 3)
-    both, whole = listed(some).clone(), task.kinds.index(FULL)
-    both[whole] = listed(right)[whole]
+    yield "list 0 holds the partial blocks, list 1 the full ones", listed((3 - right) % 3)
+    both = listed(some).clone()
+    both[1] = listed(right)[1]
     yield "full blocks are listed as partial too: a block is in one list", both
     if out.name.startswith("idx"):
-        counts, descending = list_answers(right, task)[f"num{out.name[3:]}"].tolist(), listed(right).clone()
+        counts, descending = list_answers(right)[f"num{out.name[3:]}"].tolist(), listed(right).clone()
         for entries, length in zip(descending.flatten(0, 1), sum(counts, [])):
             entries[:length] = entries[:length].flip(0)
         yield "the blocks of a list are in ascending order", descending
         holes = torch.full_like(both, UNTOUCHED)  # what is never stored
-        for which, kind in enumerate(task.kinds):
+        for which, kind in enumerate((PARTIAL, FULL)):
             for r, c in torch.nonzero((right if out.name == "idx" else right.T) == kind).tolist():
                 holes[which, r, c] = c
         yield (
@@ -100,14 +82,12 @@ def list_suspects(case: Case, out: Output, task: Scored):
         yield "the keys' lists are the queries' once more: swap the strides, and the sizes", listed(right.T)
 
 
-def lists(
-    draw: Draw, mask: torch.Tensor, *, task: Scored, blocks=(16, 16), order="", shared="", packed=False, poison=()
-) -> Case:
+def lists(mask: torch.Tensor, *, blocks=(16, 16), order="", shared="", packed=False, poison=()) -> Case:
     """One call of the builder on a mask."""
     tensor = Fenced(
         "mask", "MN", mask, fence=None if packed else {"M": blocks[0], "N": blocks[1]}, order=order, shared=shared
     )
-    answers, outs = list_answers(kinds_of(mask, *blocks), task), []
+    answers, outs = list_answers(kinds_of(mask, *blocks)), []
     for name, values in answers.items():
         count = answers[f"num{name[3:]}"]
         free = torch.arange(values.shape[-1]) >= count[..., None] if name.startswith("idx") else None
@@ -129,53 +109,51 @@ def _sketch(draw: Draw, kinds: list[list[int]], BLOCK_M=16, BLOCK_N=16) -> torch
     return mask
 
 
-def _kinds(case, draw):
-    yield case(draw, _sketch(draw, [[PARTIAL, FULL, EMPTY, FULL, PARTIAL]]), packed=True)
-    yield case(draw, _sketch(draw, [[PARTIAL, EMPTY], [FULL, PARTIAL]]), packed=True)
+def _kinds(draw):
+    yield lists(_sketch(draw, [[PARTIAL, FULL, EMPTY, FULL, PARTIAL]]), packed=True)
+    yield lists(_sketch(draw, [[PARTIAL, EMPTY], [FULL, PARTIAL]]), packed=True)
 
 
-def _transposed(case, draw):
+def _transposed(draw):
     for kinds in (
         [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]],
         [[PARTIAL, FULL, FULL, EMPTY], [EMPTY, FULL, PARTIAL, PARTIAL]],
     ):
-        yield case(draw, _sketch(draw, kinds), packed=True)
+        yield lists(_sketch(draw, kinds), packed=True)
 
 
-def _ragged_lists(case, draw):
+def _ragged_lists(draw):
     for M, N in (((37, 33, 47), (41, 33, 47)), ((5, 1, 15), (20, 17, 31)), ((20, 17, 31), (3, 1, 15))):
         M, N = draw.size(*M), draw.size(*N)
-        yield case(draw, torch.ones(M, N, dtype=torch.bool), poison=ENDS["M"] + ENDS["N"])
-        yield case(draw, torch.zeros(M, N, dtype=torch.bool), poison=ENDS["M"] + ENDS["N"])
-    yield case(draw, dense(causal, draw.size(37, 33, 47), draw.size(60, 50, 63)))
+        yield lists(torch.ones(M, N, dtype=torch.bool), poison=both_ends("MN"))
+        yield lists(torch.zeros(M, N, dtype=torch.bool), poison=both_ends("MN"))
+    yield lists(dense(causal, draw.size(37, 33, 47), draw.size(60, 50, 63)))
 
 
-def _no_pairs(case, draw):
-    yield case(draw, torch.zeros(32, 48, dtype=torch.bool))
-    yield case(draw, _sketch(draw, [[EMPTY, EMPTY, EMPTY], [EMPTY, FULL, PARTIAL]]))
+def _no_pairs(draw):
+    yield lists(torch.zeros(32, 48, dtype=torch.bool))
+    yield lists(_sketch(draw, [[EMPTY, EMPTY, EMPTY], [EMPTY, FULL, PARTIAL]]))
 
 
-def _list_blocks(case, draw):
+def _list_blocks(draw):
     mask = dense(causal, draw.size(64, 64, 128, multiple_of=64), 64)
     for blocks in ((16, 32), (64, 16), (32, 32)):
-        yield case(draw, mask, blocks=blocks)
+        yield lists(mask, blocks=blocks)
 
 
-def _list_strides(case, draw):
+def _list_strides(draw):
     mask = _sketch(draw, [[PARTIAL, EMPTY], [FULL, PARTIAL]])
-    yield case(draw, mask)
-    yield case(draw, mask, order="NM")
-    yield case(draw, mask[:1].expand(32, 32), shared="M")
+    yield lists(mask)
+    yield lists(mask, order="NM")
+    yield lists(mask[:1].expand(32, 32), shared="M")
 
 
-def _usual_lists(case, draw):
-    yield case(draw, dense(causal, 128, 128), blocks=(64, 64), packed=True)
+def _usual_lists(draw):
+    yield lists(dense(causal, 128, 128), blocks=(64, 64), packed=True)
 
 
-def _costed_lists(case, draw):
-    yield case(
-        draw, _sketch(draw, [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]]), packed=True
-    )
+def _costed_lists(draw):
+    yield lists(_sketch(draw, [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]]), packed=True)
 
 
 def _list_steps(case: Case) -> int:
@@ -185,53 +163,40 @@ def _list_steps(case: Case) -> int:
     return 2 * (R * C + int(num.sum())) + 2 * R + 2 * C
 
 
-@functools.cache
-def exercise(task: Scored) -> Exercise:
-    """The exercise where ``task`` is asked."""
-
-    def at(cases: Callable) -> Callable:
-        return functools.partial(cases, functools.partial(lists, task=task))
-
-    return Exercise(
-        "block_lists",
-        "the kernel stores nothing yet. It needs a count for each block, and a store of the block's number in a list.",
-        (
-            Property(
-                "partial, full, empty",
-                2,
-                SORTED,
-                at(_kinds),
-                "count the allowed pairs: none is empty, all BLOCK_M * BLOCK_N full, anything else partial",
-            ),
-            Property(
-                "lists of the keys",
-                2,
-                TURNED,
-                at(_transposed),
-                "num_t and idx_t list, for each block of keys, blocks of queries: the lists of the transposed mask",
-            ),
-            Property("strides", 1, READ_STRIDES, at(_list_strides), "the mask has its own strides, and some are 0"),
-            Property("ragged sizes", 2, SORTED, at(_ragged_lists), "pairs beyond M or N are not allowed"),
-            Property("rows without pairs", 1, LISTED, at(_no_pairs), "counts of 0 are stored too"),
-            Property(
-                "block sizes", 1, SORTED, at(_list_blocks), "block (r, c) begins at row r * BLOCK_M, column c * BLOCK_N"
-            ),
-            Property.stays_inside(SORTED, at(_ragged_lists)),
+LISTS = Exercise(
+    "block_lists",
+    "the kernel stores nothing yet. It needs a count for each block, and a store of the block's number in a list.",
+    (
+        Property(
+            "partial, full, empty",
+            2,
+            SORTED,
+            _kinds,
+            "count the allowed pairs: none is empty, all BLOCK_M * BLOCK_N full, anything else partial",
         ),
-        functools.partial(list_suspects, task=task),
-        ROWS,
-        given=("at", "tile"),
-        compiles=Compiles(at(_usual_lists), SORTED),
-        cheap=Cheap(
-            at(_costed_lists),
-            _list_steps,
-            (Tier(3, read=2.0, written=0.5, steps=1.1), Tier(1, read=4.0, written=2.0, steps=2.0)),
-            "each list's kernel loads each block of the mask once, and stores one number for a block that is not empty",
-            LISTED,
-            sectors=3.0,
+        Property(
+            "lists of the keys",
+            2,
+            TURNED,
+            _transposed,
+            "num_t and idx_t list, for each block of keys, blocks of queries: the lists of the transposed mask",
         ),
-        vary=lambda varied: exercise(Scored.of(varied)),
-    )
-
-
-LISTS = exercise(Scored())
+        Property("strides", 1, READ_STRIDES, _list_strides, "the mask has its own strides, and some are 0"),
+        Property("ragged sizes", 2, SORTED, _ragged_lists, "pairs beyond M or N are not allowed"),
+        Property("rows without pairs", 1, LISTED, _no_pairs, "counts of 0 are stored too"),
+        Property("block sizes", 1, SORTED, _list_blocks, "block (r, c) begins at row r * BLOCK_M, column c * BLOCK_N"),
+        Property.stays_inside(SORTED, _ragged_lists),
+    ),
+    list_suspects,
+    ROWS,
+    given=("at", "tile"),
+    compiles=Compiles(_usual_lists, SORTED),
+    cheap=Cheap(
+        _costed_lists,
+        _list_steps,
+        (Tier(3, read=2.0, written=0.5, steps=1.1), Tier(1, read=4.0, written=2.0, steps=2.0)),
+        "each list's kernel loads each block of the mask once, and stores one number for a block that is not empty",
+        LISTED,
+        sectors=3.0,
+    ),
+)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from kernels.check.flash_lists import EMPTY, FULL, PARTIAL
 from kernels.check.flash_mods import SCORES
 from kernels.check.flash_problem import INF, Problem, attend
-from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
 from kernels.check.framework import Case, Output
 
 # Forward: the walk over the blocks, each step of which may be mistaken.
@@ -71,36 +71,32 @@ LISTS = {
     "the full blocks are left out: list 1 comes after list 0": (FULL, EMPTY),
     "blocks that no list names are visited": (EMPTY, PARTIAL),
 }
-NO_TAU = "the temperature is left out"
-SCALE = "the scale is left out: s = scale * q k^T"
-SCALE_LATE = "the scale is applied after the score mod: the mod takes scale * q k^T"
 NO_MOD = "the score mod is left out: z = SCORE_MOD(s, m, n)"
 HEADS = "query head h reads key head h % J: heads that share keys are neighbours, h // G"
 FIRST_HEAD = "every query head reads the first key head: h // G"
-TAIL = "keys beyond N count: where n >= N, z is -inf"
 
 
 def _changed(p: Problem):
     """Problems that a mistaken kernel may solve instead."""
     tau = p.x["tau"]
-    neutral = p.x | {"tau": torch.full_like(tau, p.task.neutral)}
-    yield f"{NO_TAU}: {p.task.formula}", p.but(x=neutral)
-    if p.task.tau == "factor":
-        yield (
-            "the temperature is applied after the score mod: the mod takes tau * scale * q k^T",
-            p.but(x=neutral, score=lambda s, m, n: tau[..., None] * p.score(s, m, n)),
-        )
-        yield "the temperature is multiplied twice: onto q, or onto s", p.but(x=p.x | {"tau": tau * tau})
-        yield (
-            "the temperature divides: s = tau * scale * q k^T",
-            p.but(x=p.x | {"tau": torch.where(tau == 0, 0, 1 / tau)}),
-        )
+    neutral = p.x | {"tau": torch.ones_like(tau)}
+    yield "the temperature is left out: s = tau * scale * q k^T", p.but(x=neutral)
+    yield (
+        "the temperature is applied after the score mod: the mod takes tau * scale * q k^T",
+        p.but(x=neutral, score=lambda s, m, n: tau[..., None] * p.score(s, m, n)),
+    )
+    yield "the temperature is multiplied twice: onto q, or onto s", p.but(x=p.x | {"tau": tau * tau})
+    divided = torch.where(tau == 0, 0, 1 / tau)
+    yield "the temperature divides: s = tau * scale * q k^T", p.but(x=p.x | {"tau": divided})
     yield "every head takes the first one's temperatures", p.but(x=p.x | {"tau": tau[:1].expand_as(tau)})
-    yield SCALE, p.but(scale=1.0)
-    yield SCALE_LATE, p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n))
+    yield "the scale is left out: s = scale * q k^T", p.but(scale=1.0)
+    yield (
+        "the scale is applied after the score mod: the mod takes scale * q k^T",
+        p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n)),
+    )
     yield NO_MOD, p.but(score=SCORES["same"])
     for cause, change in LISTS.items():
-        yield cause if p.task.first == "partial" else cause.partition(":")[0], p.where(*change)
+        yield cause, p.where(*change)
     yield (
         "every row of blocks walks along the first one's lists: row r of either list",
         p.but(kinds=p.kinds[:1].expand_as(p.kinds)),
@@ -119,10 +115,9 @@ def _forward(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return attend(p.z(p.scores()), p.x["v"][p.heads])
 
 
-def forward_suspects(case: Case, out: Output, task: Scored):
+def forward_suspects(case: Case, out: Output):
     """Known mistakes of the forward kernel, and the o or lse they give."""
-    p, which = Problem.of(case, task), ("o", "lse").index(out.name)
-    yield from task.instead(lambda other: _forward(p.asking(other))[which])
+    p, which = Problem.of(case), ("o", "lse").index(out.name)
     o, lse = attend(z := p.z(p.scores()), p.x["v"][p.heads])
     if out.name == "o":
         top = torch.where(z.amax(-1) == -INF, 0, z.amax(-1)) if z.shape[-1] else lse
@@ -135,7 +130,7 @@ def forward_suspects(case: Case, out: Output, task: Scored):
         yield "rows without keys have an lse of -inf: top stays -inf there", torch.where(lse == -INF, 0, lse)
     for cause, step in _STEPS.items():
         yield cause, walk(p, step)[which]
-    for cause, changed in (*_changed(p), (TAIL, _padded(p))):
+    for cause, changed in (*_changed(p), ("keys beyond N count: where n >= N, z is -inf", _padded(p))):
         yield cause, _forward(changed)[which]
 
 
@@ -154,7 +149,6 @@ def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dic
         return gradients(p, **mistake) | {name: own[name] for name in ("dk", "dv")}
     q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
     k, v, tau = k[p.heads], v[p.heads], tau[..., None]
-    warmth, by_tau = p.task.warmth(tau), p.task.by_tau(q @ k.mT, tau, p.apart)
     s = p.scores().requires_grad_()
     t = p.modified(s)
     prime = mistake.get("prime", torch.autograd.grad(t.sum(), s)[0] if t.requires_grad else torch.zeros_like(s))
@@ -164,39 +158,32 @@ def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dic
     dz = mistake.get("through", lambda P, dP, delta: P * (dP - delta))(P, do @ v.mT, delta)
     ds = (prime * dz).masked_fill(~counts, 0)
     scaled, warm = mistake.get("scaled", ("dq", "dk", "dtau")), mistake.get("warm", ("dq", "dk"))
-    seen = warmth * q if "dk" in warm else q
+    seen = tau * q if "dk" in warm else q
     group = mistake.get("group", lambda grouped: grouped.sum(1))
     found = {"dq": ds @ k, "dk": group(p.by_key_head(ds.mT @ seen)), "dv": group(p.by_key_head(P.mT @ do))}
-    found["dtau"] = (ds * by_tau).sum(-1)
-    found["dq"] = warmth * found["dq"] if "dq" in warm else found["dq"]
-    scaled = set(scaled) - {"dtau"} if p.task.tau == "slope" else scaled
+    found["dtau"] = (ds * (q @ k.mT)).sum(-1)
+    found["dq"] = tau * found["dq"] if "dq" in warm else found["dq"]
     return {name: value * (p.scale if name in scaled else 1) for name, value in found.items()}
 
 
-def backward_suspects(case: Case, out: Output, task: Scored):
+def backward_suspects(case: Case, out: Output):
     """Known mistakes of the backward kernels, and the gradients they give."""
-    p, name = Problem.of(case, task), out.name
+    p, name = Problem.of(case), out.name
     if name == "delta":
         o, do = p.x["o"], p.x["do"]
         yield "delta is the sum of o * do, not of do * do", (do * do).sum(-1)
         yield "delta is the sum of o * do, not of o * o", (o * o).sum(-1)
         yield "delta is a sum over the value channels, not their mean", (o * do).mean(-1)
         return
-    yield from task.instead(lambda other: gradients(p.asking(other))[name])
     if name == "dtau":
         dtau, tau = gradients(p)[name], p.x["tau"]
-        if task.tau == "factor":
-            yield "dtau is the sum of q * dq, which holds tau already: leave it out there", tau * dtau
-            yield "dtau is divided by tau, and where that is 0 it is NaN: sum q * (ds k) itself", dtau / tau * tau
-        else:
-            yield "dtau has the wrong sign", -dtau
+        yield "dtau is the sum of q * dq, which holds tau already: leave it out there", tau * dtau
+        yield "dtau is divided by tau, and where that is 0 it is NaN: sum q * (ds k) itself", dtau / tau * tau
         yield "dtau is a sum over the channels, not their mean", dtau / p.x["q"].shape[-1]
     if name in ("dq", "dk", "dtau"):
-        if name != "dtau" and task.tau != "slope":
-            whose = f": {task.formula}"
-            if task.tau == "factor":
-                whose = ": dq = tau * scale * ds k" if name == "dq" else ": dk adds up ds^T (tau * q)"
-            yield f"the temperature is left out of {name}{whose}", gradients(p, warm={"dq", "dk"} - {name})[name]
+        if name != "dtau":
+            whose = {"dq": "dq = tau * scale * ds k", "dk": "dk adds up ds^T (tau * q)"}[name]
+            yield f"the temperature is left out of {name}: {whose}", gradients(p, warm={"dq", "dk"} - {name})[name]
         yield f"the scale is left out: {name} is scale * the product with ds", gradients(p, scaled=())[name]
         yield "delta is left out: dz = p * (do v^T - delta)", gradients(p, through=lambda P, dP, delta: P * dP)[name]
         yield (
@@ -226,44 +213,28 @@ def backward_suspects(case: Case, out: Output, task: Scored):
             yield cause, gradients(changed)[name]
 
 
-def temperature(x: dict[str, torch.Tensor], scale: float, task: Scored, factor: Callable | None = None) -> torch.Tensor:
+def temperature(x: dict[str, torch.Tensor], scale: float, factor: Callable | None = None) -> torch.Tensor:
     """dtau of dense attention without a mask, a head of keys for each of queries: autograd's, or with a mistaken formula.
 
     ``factor(bare, tau)`` stands in for what multiplies dz, the gradient of the logits.
     """
-    tau = x["tau"].clone().requires_grad_()
-    bare, apart = scale * x["q"] @ x["k"].mT, _apart(x)
-    s = task.score(bare, tau[..., None], apart)
-    o = s.softmax(-1) @ x["v"]
-    dtau, dz = torch.autograd.grad((o * x["do"]).sum(), (tau, s))
+    tau, bare = x["tau"].clone().requires_grad_(), scale * x["q"] @ x["k"].mT
+    s = tau[..., None] * bare
+    dtau, dz = torch.autograd.grad((s.softmax(-1) @ x["v"] * x["do"]).sum(), (tau, s))
     return dtau if factor is None else (dz * factor(bare, x["tau"][..., None])).sum(-1)
 
 
-def _apart(x: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.arange(x["k"].shape[1]) - torch.arange(x["q"].shape[1])[:, None]
-
-
-def temperature_suspects(case: Case, out: Output, task: Scored):
+def temperature_suspects(case: Case, out: Output):
     """Known mistakes of the derivation of dtau."""
     x, scale = {tensor.name: tensor.values.double() for tensor in case.inputs}, case.launch["scale"]
-    bare, tau, apart = scale * x["q"] @ x["k"].mT, x["tau"][..., None], _apart(x)
-    by_tau, dp = task.by_tau(bare, tau, apart), x["do"] @ x["v"].mT
-    p = task.score(bare, tau, apart).softmax(-1)
-    yield from task.instead(lambda other: temperature(x, scale, other))
-    if task.tau == "factor":
-        yield (
-            "the factor is the bare score, scale * q k^T: here the temperature is in it",
-            temperature(x, scale, task, torch.mul),
-        )
-    else:
-        yield (
-            f"the factor is the derivative of s by tau, and {task.formula}",
-            temperature(x, scale, task, lambda *_: bare),
-        )
-        yield "the sign is turned over", -temperature(x, scale, task)
-    yield "the scale is left out of the factor: it is scale * q k^T", temperature(x, scale, task) / scale
-    yield "the softmax's denominator depends on tau, too: dz = p * (do v^T - delta)", (p * dp * by_tau).sum(-1)
-    yield "p is left out of dz = p * (do v^T - delta)", ((dp - (p * dp).sum(-1, keepdim=True)) * by_tau).sum(-1)
-    cold = bare.softmax(-1)
+    bare, dp = scale * x["q"] @ x["k"].mT, x["do"] @ x["v"].mT
+    p, cold = (x["tau"][..., None] * bare).softmax(-1), bare.softmax(-1)
+    yield (
+        "the factor is the bare score, scale * q k^T: here the temperature is in it",
+        temperature(x, scale, torch.mul),
+    )
+    yield "the scale is left out of the factor: it is scale * q k^T", temperature(x, scale) / scale
+    yield "the softmax's denominator depends on tau, too: dz = p * (do v^T - delta)", (p * dp * bare).sum(-1)
+    yield "p is left out of dz = p * (do v^T - delta)", ((dp - (p * dp).sum(-1, keepdim=True)) * bare).sum(-1)
     dz = cold * (dp - (cold * dp).sum(-1, keepdim=True))
-    yield "the probabilities are those without a temperature", (dz * by_tau).sum(-1)
+    yield "the probabilities are those without a temperature", (dz * bare).sum(-1)

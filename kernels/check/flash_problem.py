@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.check.cases import ROUNDED
+from kernels.check.flash_lists import FULL, PARTIAL
 from kernels.check.flash_mods import MASKS, SCORES
-from kernels.check.flash_variations import FULL, PARTIAL, Scored
 from kernels.check.framework import Case
 
 INF = float("inf")
@@ -23,22 +23,21 @@ class Problem:
     score: Callable
     mask: Callable
     blocks: tuple[int, int]
-    task: Scored
     key_head: Callable = lambda h, J, G: h // G
 
     @classmethod
-    def of(cls, case: Case, task: Scored) -> "Problem":
+    def of(cls, case: Case) -> "Problem":
         """The problem that ``case`` sets."""
         x = {tensor.name: tensor.values for tensor in case.inputs}
         num, idx = x.pop("num"), x.pop("idx")
         kinds = torch.zeros(idx.shape[1:], dtype=torch.int32)
-        for which, kind in enumerate(task.kinds):
+        for which, kind in enumerate((PARTIAL, FULL)):
             for r, count in enumerate(num[which].tolist()):
                 kinds[r, idx[which, r, :count].long()] = kind
         x = {name: value.double() for name, value in x.items() if name not in ("num_t", "idx_t")}
         how = case.launch
         score, mask = SCORES[how["score_mod"].__name__], MASKS[how["mask_mod"].__name__]
-        return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]), task)
+        return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]))
 
     def but(self, **changed) -> "Problem":
         """The same with something changed."""
@@ -47,11 +46,6 @@ class Problem:
     def where(self, kind: int, becomes: int) -> "Problem":
         """The same with blocks of one kind taken for another."""
         return self.but(kinds=torch.where(self.kinds == kind, becomes, self.kinds))
-
-    def asking(self, task: Scored) -> "Problem":
-        """The same lists and tensors in another variation."""
-        kinds = self.kinds if task.first == self.task.first else (3 - self.kinds) % 3
-        return self.but(task=task, kinds=kinds)
 
     @property
     def heads(self) -> list[int]:
@@ -74,13 +68,7 @@ class Problem:
     def scores(self, q=None, k=None, tau=None) -> torch.Tensor:
         """s [H, M, N]."""
         q, k, tau = (self.x[name] if own is None else own for name, own in (("q", q), ("k", k), ("tau", tau)))
-        return self.task.score(self.scale * q @ k[self.heads].mT, tau[..., None], self.apart)
-
-    @property
-    def apart(self) -> torch.Tensor:
-        """n - m of every pair, [M, N]."""
-        m, n = self.positions
-        return n - m
+        return tau[..., None] * (self.scale * q @ k[self.heads].mT)
 
     def modified(self, s: torch.Tensor) -> torch.Tensor:
         """The score mod's value at every pair."""
@@ -124,7 +112,7 @@ def rounding(p: Problem) -> dict[str, torch.Tensor]:
     """
     q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
     k, v, tau, od = k[p.heads], v[p.heads], tau[..., None], p.x["o"] * do
-    warmth, bare = p.task.warmth(tau).abs(), p.scale * q @ k.mT
+    warmth, bare = tau.abs(), p.scale * q @ k.mT
     size = (p.scale * q).abs() @ k.abs().mT  # of the terms of a bare score
     s, lse = p.scores().requires_grad_(), p.x["lse"].masked_fill(p.x["lse"] == -INF, 0)[..., None]
     t = p.modified(s)
@@ -137,10 +125,11 @@ def rounding(p: Problem) -> dict[str, torch.Tensor]:
     logit = 1 + t.abs() + lse.abs()
     dp = do.abs() @ v.abs().mT + od.abs().sum(-1, keepdim=True)
     off = slope.abs() * apart + ds.abs() * logit + prime.abs() * P * dp
-    off, ds, by_p = (x.masked_fill(~p.counts(), 0).nan_to_num(0, 0) for x in (off, ds, P * (logit + prime.abs() * apart)))
+    off, ds, by_p = (
+        x.masked_fill(~p.counts(), 0).nan_to_num(0, 0) for x in (off, ds, P * (logit + prime.abs() * apart))
+    )
     terms = {"delta": od.abs().sum(-1), "dq": p.scale * warmth * (off @ k.abs())}
-    terms["dk"] = p.by_key_head(p.scale * off.mT @ (warmth * q).abs()).sum(1)
+    terms["dk"] = p.by_key_head(p.scale * off.mT @ (tau * q).abs()).sum(1)
     terms["dv"] = p.by_key_head(by_p.mT @ do.abs()).sum(1)
-    by_tau = (p.task.by_tau(x, tau, p.apart).abs() for x in (bare, size))
-    terms["dtau"] = sum((x * y).sum(-1) for x, y in zip((off, ds.abs()), by_tau))
+    terms["dtau"] = (off * bare.abs() + ds.abs() * size).sum(-1)
     return {name: ROUNDED * value for name, value in terms.items()}

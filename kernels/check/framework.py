@@ -20,7 +20,7 @@ replayed on the case's own. On this side are the cases, the answers, the compari
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -128,15 +128,6 @@ class Exercise:
     spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
     compiles: Compiles | None = None
     cheap: Cheap | None = None
-    vary: "Callable[[Mapping], Exercise] | None" = None  # the exercise that asks something else (variations)
-
-    def varied(self, varied: Mapping | None) -> "Exercise":
-        """The exercise that differs from the published one in these choices; ``ValueError`` where it has none."""
-        if not varied:
-            return self
-        if self.vary is None:
-            raise ValueError(f"varied is {dict(varied)!r}: {self.name} is asked in one way only")
-        return self.vary(varied)
 
     @property
     def worth(self) -> dict[str, int]:
@@ -172,30 +163,30 @@ class Exercise:
         return f"the {access} of {tensor} is not masked along {axis} ({mask})" if mask else ""
 
 
-def check(
-    exercise: Exercise,
-    fn,
-    *,
-    seed=0,
-    grading: bool | None = None,
-    verdicts: tuple[str, ...] | str = VERDICTS,
-    varied: Mapping | None = None,
-) -> int:
+def asked(verdicts: tuple[str, ...] | str) -> tuple[str, ...]:
+    """The verdicts that a check is asked for; ``ValueError`` for one that there is not."""
+    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
+    if unknown := set(verdicts) - set(VERDICTS):
+        raise ValueError(f"verdicts names {', '.join(sorted(unknown))}: there are {', '.join(VERDICTS)}")
+    return verdicts
+
+
+def seeded(seed, grading: bool | None) -> tuple[int, bool]:
+    """The seed, a fresh one for None, and whether this is a grading: where nobody says, the environment does."""
+    if grading is None:
+        grading = os.environ.get("KERNELS_GRADING") == "1"
+        seed = None if grading else seed
+    return secrets.randbits(32) if seed is None else seed, grading
+
+
+def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Hold ``fn`` to ``exercise``, print one line a property or verdict, return the points earned.
 
     ``seed`` fixes the values; None draws a fresh one. ``grading=True`` draws other shapes too. Where ``grading`` is not
     given, ``KERNELS_GRADING=1`` in the environment asks for both: so autograding needs no change in the notebook.
-    ``verdicts`` leaves some of them out, ``varied`` asks for a variation. A learner's error is explained, never raised.
+    ``verdicts`` leaves some of them out. A learner's error is explained, never raised.
     """
-    exercise = exercise.varied(varied)
-    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
-    if unknown := set(verdicts) - set(VERDICTS):
-        raise ValueError(f"verdicts names {', '.join(sorted(unknown))}: there are {', '.join(VERDICTS)}")
-    if grading is None:
-        grading = os.environ.get("KERNELS_GRADING") == "1"
-        seed = None if grading else seed
-    if seed is None:
-        seed = secrets.randbits(32)
+    verdicts, (seed, grading) = asked(verdicts), seeded(seed, grading)
     if fn is None:
         print(f"missing: {exercise.missing}")
         most = sum(points for name, points in exercise.worth.items() if name in verdicts)
@@ -205,7 +196,7 @@ def check(
         print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
         return 0
     if not isinstance(fn, Submission) and (broken := broken_since(fn)):
-        print(f"{exercise.name}: not checked, {broken}. What would be graded is the function that stood there before.")
+        print(f"{exercise.name}: {broken}")
         return 0
     submission = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
     with warnings.catch_warnings(), one_thread():

@@ -4,8 +4,6 @@ A kernel must come to its end with the right numbers, and nothing may be found i
 is wrong is the model's own finding: which partition, which line, which barrier; and the step of the lesson that explains it.
 """
 
-import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.check.compiling import compiled, refusal
-from kernels.check.framework import VERDICTS, Draw, Finding, explain
+from kernels.check.framework import VERDICTS, Draw, Finding, asked, explain, seeded
 from kernels.lab.compile_report import CompileError, prepare
 
 #: What each kind of finding of the model usually means, and the lesson and its step to read again.
@@ -124,12 +122,8 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, ve
     ``kernel`` may stand for one in another process: then it has a ``model``, which runs it there, and a ``prepare``, which is
     ``compile_report.prepare`` there.
     """
-    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
+    verdicts, (seed, grading) = asked(verdicts), seeded(seed, grading)
     worth = {name: points for name, points in pipeline.worth.items() if name in verdicts}
-    if grading is None:
-        grading = os.environ.get("KERNELS_GRADING") == "1"
-        seed = None if grading else seed
-    seed = secrets.randbits(32) if seed is None else seed
     try:
         from kernels import gluon_model
     except ImportError as error:

@@ -1,72 +1,66 @@
 """The calls that the checks of exercise 04 make: how each of the three functions is called, property by property."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from kernels import runtime
 from kernels.check.framework import Case, Draw, Fenced, Output
-from kernels.check.recurrence import Gated
 from kernels.check.recurrent_problem import AXES, STATES, Problem, answers
+from kernels.check.tensors import both_ends
 
 INF = float("inf")
 
-_SHARED = {"k": "H", "g": "H", "gk": "TH", "gv": "TH", "do": "THV", "v": "T"}
-ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "TKV"}
+_SHARED = {"k": "H", "g": "H", "gk": "TH", "do": "THV", "v": "T"}
 
 
 @dataclass(frozen=True)
 class Function:
-    """One of the three functions: its tensors, its block size if it has one, what is asked of it."""
+    """One of the three functions: its tensors, its block size if it has one."""
 
     inputs: tuple[str, ...]
     outs: tuple[str, ...]
-    block: str
-    task: Gated
+    block: str = ""
 
     def case(self, draw: Draw, *, lengths=(6,), H=1, K=16, V=16, BLOCK=16, poison=(), judge=None, **how) -> Case:
         """One call of these sizes; ``judge`` names the outputs that are judged, all unless told.
 
-        ``how``: ``gates(name, shape)`` makes g and the channels' gates, ``states`` names those that are not zero, ``half``
+        ``how``: ``gates(name, shape)`` makes g and gk, ``states`` names those that are not zero, ``half``
         is the dtype of q, k, v and do, ``magnitude`` multiplies them, ``first`` S0; ``orders``, ``shared`` and ``packed`` say
         how tensors lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the
         outputs.
         """
         sizes = {"T": sum(lengths), "H": H, "K": K, "V": V, "N": len(lengths)}
         fence = None if how.get("packed") else {"T": BLOCK, "K": 32, "V": 32, "H": 1, "N": 1}
+
+        def values(name, *shape):
+            if name in ("g", "gk"):
+                return how["gates"](name, shape) if "gates" in how else -0.25 * draw.normal(*shape).abs()
+            if name in STATES:
+                state = draw.normal(*shape) if name in how.get("states", STATES) else torch.zeros(shape)
+                return state * how.get("first", 1.0) if name == "S0" else state
+            return draw.normal(*shape, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
+
         tensors = []
         for name in self.inputs:
             axes, still = AXES[name], how.get("shared", {}).get(name, "")
-            shape = [sizes[axis] for axis in axes]
-            one = [1 if axis in still else sizes[axis] for axis in axes]
-            if name in ("g", "gk", "gv"):
-                values = how["gates"](name, one) if "gates" in how else -0.25 * draw.normal(*one).abs()
-            elif name in STATES:
-                values = draw.normal(*one) if name in how.get("states", STATES) else torch.zeros(one)
-                values *= how.get("first", 1.0) if name == "S0" else 1.0
-            else:
-                values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
-            order = how.get("orders", {}).get(axes, "")
-            tensors.append(Fenced(name, axes, values.expand(shape), fence=fence, order=order, shared=still))
+            order, make = how.get("orders", {}).get(axes, ""), functools.partial(values, name)
+            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=order, shared=still))
         ends = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=torch.int32)
         launch = {"cu_seqlens": ends.to(runtime.device), "scale": how.get("scale", K**-0.5)}
         case = Case(tensors, [], launch | ({self.block: BLOCK} if self.block else {}), poison=poison)
-        expected = answers(Problem.of(case, self.task))
-        groups = how["apart"](Problem.of(case, self.task).x["g"]).int() if "apart" in how else None
+        expected = answers(p := Problem.of(case))
+        groups = how["apart"](p.x["g"]).int() if "apart" in how else None
         for name in self.outs:
-            empty = torch.empty([sizes[axis] for axis in AXES[name]])
-            tensor = Fenced(name, AXES[name], empty, fence=fence, order=how.get("out_orders", {}).get(AXES[name], ""))
+            order = how.get("out_orders", {}).get(AXES[name], "")
+            tensor = Fenced.of(name, AXES[name], sizes, torch.empty, fence=fence, order=order)
             answer = expected[name] if judge is None or name in judge else None
             # The precision property alone looks at the last digits.
             case.outs.append(Output(tensor, answer, groups, how.get("tolerance", 5e-3)))
         return case
 
     # What more than one of the three is held to.
-
-    @property
-    def plain(self) -> dict:
-        """No gates, where a variation would be the published exercise without them."""
-        return {} if self.task.varied else {"gates": no_gates}
 
     def usual(self, draw):
         """Channels as a GPU has them; a block of tokens, where there is one, that leaves its products in registers."""
@@ -101,12 +95,12 @@ class Function:
     def keys(self, draw):
         """Numbers of key channels that fill no block, and fewer than a block has."""
         for shown, low, high in ((20, 17, 31), (3, 1, 7)):
-            yield self.case(draw, lengths=(3,), K=draw.size(shown, low, high), poison=ENDS["K"])
+            yield self.case(draw, lengths=(3,), K=draw.size(shown, low, high), poison=both_ends("K"))
 
     def values(self, draw):
         """The same for value channels."""
         for shown, low, high in ((20, 17, 31), (3, 1, 7)):
-            yield self.case(draw, lengths=(3,), V=draw.size(shown, low, high), poison=ENDS["V"])
+            yield self.case(draw, lengths=(3,), V=draw.size(shown, low, high), poison=both_ends("V"))
 
     def half(self, draw):
         """float16 values, whose products float16 cannot hold, then some whose last digits it cannot."""
@@ -129,7 +123,7 @@ def no_gates(name, shape):
 
 
 def strong_gates(name, shape):
-    """Every third token at -20, every fourth at -inf, but not the first; of the channels' gates, some at -inf."""
+    """Every third token at -20, every fourth at -inf, but not the first; of gk, some at -inf."""
     gates = torch.full(shape, -0.05)
     if name == "g":
         gates[2::3], gates[1::4] = -20.0, -INF
@@ -162,8 +156,8 @@ class Forward(Function):
 
     def whole(self, draw):
         """A walk along the tokens alone: no gates, no state."""
-        yield self.case(draw, lengths=(5,), H=3, K=32, V=32, **self.plain, states=(), judge=("o",), packed=True)
-        yield self.case(draw, lengths=(draw.size(6, 4, 8),), **self.plain, states=(), judge=("o",), packed=True)
+        yield self.case(draw, lengths=(5,), H=3, K=32, V=32, gates=no_gates, states=(), judge=("o",), packed=True)
+        yield self.case(draw, lengths=(draw.size(6, 4, 8),), gates=no_gates, states=(), judge=("o",), packed=True)
 
     def gated(self, draw):
         """Gates, and those that reset, however much there is to forget."""
@@ -182,11 +176,11 @@ class Backward(Function):
 
     def queries(self, draw):
         """dq, which needs the walk forward alone."""
-        yield self.case(draw, **self.plain, states=(), judge=("dq",), packed=True)
+        yield self.case(draw, gates=no_gates, states=(), judge=("dq",), packed=True)
 
     def keys_and_values(self, draw):
         """dk and dv, which need the walk back."""
-        yield self.case(draw, **self.plain, states=(), judge=("dk", "dv"), packed=True)
+        yield self.case(draw, gates=no_gates, states=(), judge=("dk", "dv"), packed=True)
 
     def gated(self, draw):
         """Gates, and those that reset, however much there is to forget."""

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.check.framework import Case, Output
-from kernels.check.recurrence import DECAY_FIRST, Gated
-from kernels.check.recurrent_problem import STATES, Problem, answers, from_walk, gates, walk, walk_back
+from kernels.check.recurrent_problem import STATES, Problem, from_walk, gates, walk, walk_back
 
 _SCALED = {
     "o": "o_t = scale * S_t^T q_t",
@@ -20,6 +19,9 @@ _STEPS = {
     "the decay is applied after the write: decay, then write, then read": lambda S, D, w: (D * (S + w),) * 2,
     "the query reads before the write: o_t includes token t": lambda S, D, w: (D * S + w, D * S),
     "the query reads the state of the token before: decay, write, then read": lambda S, D, w: (D * S + w, S),
+    "the state is not carried from token to token: S = exp(g + gk) * S + k * v": lambda S, D, w: (w, w),
+    "the state does not decay": lambda S, D, w: (S + w,) * 2,
+    "the state is never written to": lambda S, D, w: (D * S,) * 2,
 }
 _STEPS_BACK = {
     "dS decays by D_t before token t uses it: D_t lies between token t and the one before": (
@@ -28,25 +30,10 @@ _STEPS_BACK = {
     "dS is used before scale * q_t do_t^T is added: token t reads the state it wrote": (
         lambda dS, D, own: (D * (dS + own), dS)
     ),
+    "dS is not carried from token to token": lambda dS, D, own: (D * own, own),
+    "dS does not decay": lambda dS, D, own: (dS + own,) * 2,
+    "the reads are never added to dS": lambda dS, D, own: (D * dS, dS),
 }
-
-
-def _steps(task: Gated, back: bool):
-    """Steps that a mistaken kernel may take; another order of the same three things is another variation."""
-    if task.order == DECAY_FIRST:
-        yield from (_STEPS_BACK if back else _STEPS).items()
-    if back:
-        yield "dS is not carried from token to token", lambda dS, D, own: task.step_back(0 * dS, D, own)
-        yield "dS does not decay", lambda dS, D, own: task.step_back(dS, 1 + 0 * D, own)
-        yield "the reads are never added to dS", lambda dS, D, own: task.step_back(dS, D, 0 * own)
-    else:
-        equation = task.equation if task.varied else "S = exp(g + gk) * S + k * v"
-        yield (
-            f"the state is not carried from token to token: {equation}",
-            lambda S, D, w: task.step(0 * S, D, w),
-        )
-        yield "the state does not decay", lambda S, D, w: task.step(S, 1 + 0 * D, w)
-        yield "the state is never written to", lambda S, D, w: task.step(S, D, 0 * w)
 
 
 _AXES = {
@@ -71,44 +58,29 @@ _SPANS = {
 
 def _decays(p: Problem):
     """Decays that a mistaken kernel may use."""
-    g, channels = gates(p)
-    name, D = p.task.gates, p.task.decays
-    where = (
-        "rows of the state, the key channels" if p.task.gate == "key" else "columns of the state, the value channels"
-    )
-    yield f"the gate g is left out of the decay, {D}", channels.exp()
-    yield f"the gate {name} is left out of the decay, {D}", g.exp().expand_as(channels)
-    yield f"the decay is the gate itself: it is {D}", (g + channels) / p.task.ln
-    yield (
-        f"the decay grows with -g: gates are logarithms, a gate of -1 keeps {p.task.power('-1')}",
-        (-g - channels).exp(),
-    )
-    yield f"the decays of g and {name} are added: they multiply, {D}", g.exp() + channels.exp()
+    g, gk = gates(p)
+    yield "the gate g is left out of the decay, exp(g + gk)", gk.exp()
+    yield "the gate gk is left out of the decay, exp(g + gk)", g.exp().expand_as(gk)
+    yield "the decay is the gate itself: it is exp(g + gk)", g + gk
+    yield "the decay grows with -g: gates are logarithms, a gate of -1 keeps exp(-1)", (-g - gk).exp()
+    yield "the decays of g and gk are added: they multiply, exp(g + gk)", g.exp() + gk.exp()
     if p.x["k"].shape[-1] == p.x["v"].shape[-1]:
-        other = "columns" if p.task.gate == "key" else "rows"
-        yield f"{name} decays the {other} of the state: it belongs to the {where}", (g + channels.mT).exp()
+        cause = "gk decays the columns of the state: it belongs to the rows of the state, the key channels"
+        yield cause, (g + gk.mT).exp()
 
 
-def _instead(p: Problem, name: str):
-    """What other variations ask for."""
-    for said, other in p.task.taken_for():
-        if changed := p.asking(other):
-            yield said, answers(changed)[name]
-
-
-def walk_suspects(case: Case, out: Output, task: Gated):
+def walk_suspects(case: Case, out: Output):
     """Known mistakes of the forward and backward kernels, and the answers they give."""
-    p, name = Problem.of(case, task), out.name
-    yield from _instead(p, name)
+    p, name = Problem.of(case), out.name
     T, back = len(p.x["g"]), name in ("dk", "dv", "dS0")
     yield f"the scale is left out: {_SCALED[name]}", from_walk(p.but(scale=1.0), name)
     end, start = ("dST", "dS starts as dST[n, h]") if back else ("S0", "S starts as S0[n, h]")
     yield f"{end} is left out: {start}", from_walk(p.but(**{end: torch.zeros_like(p.x[end])}), name)
-    if name == "dS0" and task.order == DECAY_FIRST:
+    if name == "dS0":
         used = walk_back(p)[0]
         last = [used[begin] if begin < end else p.x["dST"][n] for n, (begin, end) in enumerate(p.spans)]
         yield "the last decay is left out: dS0 = D_1 * dS_1", torch.stack(last)
-    for cause, step in _steps(task, back):
+    for cause, step in (_STEPS_BACK if back else _STEPS).items():
         yield cause, from_walk(p, name, step=step)
     for cause, D in _decays(p):
         yield cause, from_walk(p, name, D=D)
@@ -136,12 +108,17 @@ def _strides(p: Problem, answer: Callable):
 # The gate's gradient: each pair of a write s and a read r may be mistaken.
 
 
-def rectangles(p: Problem, counted: Callable | None = None, weight=torch.exp) -> torch.Tensor:
+def passing(r, s, t, end):
+    """Which pairs pass gate t: the write of s before it, the read of r behind it."""
+    return (s < t) & (t <= r)
+
+
+def rectangles(p: Problem, counted: Callable = passing, weight=torch.exp) -> torch.Tensor:
     """dg [T, H] as the sum of W[r, s] over the pairs that are ``counted``; those that pass gate t, unless told.
 
     Tokens count from 1; S0 is s = 0, dST is r = end.
     """
-    counted, dg = counted or passing(p.task), torch.full_like(p.x["g"], float("nan"))
+    dg = torch.full_like(p.x["g"], float("nan"))
     for n, (begin, end) in enumerate(p.spans):
         q, k, v, do, g = (p.x[name][begin:end].transpose(0, 1) for name in ("q", "k", "v", "do", "g"))  # [H, L, ...]
         S0, dST, L = p.x["S0"][n], p.x["dST"][n], end - begin
@@ -151,17 +128,11 @@ def rectangles(p: Problem, counted: Callable | None = None, weight=torch.exp) ->
         W[:, :L, 0] = p.scale * ((q @ S0) * do).sum(-1)
         W[:, L, 1:] = ((k @ dST) * v).sum(-1)
         W[:, L, 0] = (S0 * dST).sum((-1, -2))
-        passed = p.task.written(s, t) & p.task.read(r, t)
-        between = p.task.ln * torch.where(passed, g[:, None, None, :], 0.0).sum(-1)
-        W = W * weight(between) * p.task.seen(r, s)[..., 0]
+        between = torch.where(passing(r, s, t, L + 1), g[:, None, None, :], 0.0).sum(-1)
+        W = W * weight(between) * (s <= r)[..., 0]
         counts = counted(r, s, t, L + 1).double().expand(L + 1, L + 1, L)
-        dg[begin:end] = p.task.ln * torch.einsum("hrs,rst->th", W, counts)
+        dg[begin:end] = torch.einsum("hrs,rst->th", W, counts)
     return dg
-
-
-def passing(task: Gated) -> Callable:
-    """Which pairs pass gate t: the write of s before it, the read of r behind it."""
-    return lambda r, s, t, end: task.written(s, t) & task.read(r, t)
 
 
 _LEFT_OUT = {
@@ -201,37 +172,20 @@ _COUNTED = {
 LEAK = "the sums run on into the next sequence: a block ends at cu_seqlens[n + 1], not at T (mask_t)"
 
 
-def _counted(task: Gated):
-    """Pairs that a mistaken kernel may count."""
-    if task.order == DECAY_FIRST:
-        yield from _COUNTED.items()
-    yield (
-        "every write is counted: only those before gate t have passed it",
-        lambda r, s, t, end: task.read(r, t) & (s >= 0),
-    )
-    yield (
-        "every read is counted: only those behind gate t have passed it",
-        lambda r, s, t, end: task.written(s, t) & (r >= 0),
-    )
-
-
-def gate_suspects(case: Case, out: Output, task: Gated):
+def gate_suspects(case: Case, out: Output):
     """Known mistakes of the gate's gradient, and the answers they give."""
-    p, passes = Problem.of(case, task), passing(task)
-    yield from _instead(p, "dg")
-    if task.base == "2":
-        yield "the gradient is that of the gates' natural logarithms: times log 2", rectangles(p) / task.ln
+    p = Problem.of(case)
     yield "the scale is left out: o_r = scale * S_r^T q_r", rectangles(p.but(scale=1.0))
     for cause, gone in _LEFT_OUT.items():
-        yield cause, rectangles(p, lambda r, s, t, end, gone=gone: passes(r, s, t, end) & ~gone(r, s, end))
-    for cause, counted in _counted(task):
+        yield cause, rectangles(p, lambda r, s, t, end, gone=gone: passing(r, s, t, end) & ~gone(r, s, end))
+    for cause, counted in _COUNTED.items():
         yield cause, rectangles(p, counted)
     yield "the pairs do not decay: exp(gamma_r - gamma_s)", rectangles(p, weight=torch.ones_like)
     yield "the pairs grow with -g: exp(gamma_r - gamma_s)", rectangles(p, weight=lambda between: (-between).exp())
     if p.x["S0"].shape[2] == p.x["S0"].shape[3]:
         for name, term, product in (
-            ("S0", lambda r, s, t, end: passes(r, s, t, end) & (s == 0) & (r < end), "do @ S0^T"),
-            ("dST", lambda r, s, t, end: passes(r, s, t, end) & (s > 0) & (r == end), "v @ dST^T"),
+            ("S0", lambda r, s, t, end: passing(r, s, t, end) & (s == 0) & (r < end), "do @ S0^T"),
+            ("dST", lambda r, s, t, end: passing(r, s, t, end) & (s > 0) & (r == end), "v @ dST^T"),
         ):
             swapped = p.but(**{name: p.x[name].mT})
             cause = f"{name} is not transposed in its product with the tokens: {product}"

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.check.framework import Case
-from kernels.check.recurrence import Gated
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 STATES = ("S0", "ST", "dS0", "dST")
 AXES = (
     dict.fromkeys(("q", "k", "gk", "dq", "dk"), "THK")
-    | dict.fromkeys(("v", "gv", "o", "do", "dv"), "THV")
+    | dict.fromkeys(("v", "o", "do", "dv"), "THV")
     | dict.fromkeys(("g", "dg"), "TH")
     | dict.fromkeys(STATES, "NHKV")
 )
@@ -20,34 +19,24 @@ AXES = (
 
 @dataclass
 class Problem:
-    """One call's tensors in float64 by name, the sequences' (begin, end) along T, the scale, and what is asked."""
+    """One call's tensors in float64 by name, the sequences' (begin, end) along T, and the scale."""
 
     x: dict[str, torch.Tensor]
     spans: list[tuple[int, int]]
     scale: float
-    task: Gated = Gated()
 
     @classmethod
-    def of(cls, case: Case, task: Gated) -> "Problem":
+    def of(cls, case: Case) -> "Problem":
         """The problem that ``case`` sets."""
         ends = case.launch["cu_seqlens"].tolist()
         x = {tensor.name: tensor.values.double() for tensor in case.inputs}
-        return cls(x, list(zip(ends[:-1], ends[1:])), case.launch["scale"], task)
+        return cls(x, list(zip(ends[:-1], ends[1:])), case.launch["scale"])
 
     def but(self, spans=None, scale=None, **tensors) -> "Problem":
         """The same with something changed."""
         return replace(
             self, x=self.x | tensors, spans=spans or self.spans, scale=self.scale if scale is None else scale
         )
-
-    def asking(self, task: Gated) -> "Problem | None":
-        """The same tensors in another variation; None where its gates would have another shape."""
-        x, own, other = dict(self.x), self.task.gates, task.gates
-        if own != other and own in x:
-            if x["k"].shape != x["v"].shape:
-                return None
-            x[other] = x.pop(own)
-        return replace(self, x=x, task=task)
 
     def first(self, name: str, axis: str) -> "Problem":
         """The same where the first head, or sequence, of one input stands for all of them."""
@@ -64,49 +53,47 @@ class Problem:
 
 
 def answers(p: Problem) -> dict[str, torch.Tensor]:
-    """Outputs, and where the problem has do and dST the gradients: by the reference, or a variation's walk, and autograd."""
+    """Outputs, and where the problem has do and dST the gradients: by the reference and autograd."""
     x = {name: value.clone().requires_grad_() for name, value in p.x.items()}
-    if p.task.varied:
-        reads, ST = walk(p.but(**x))
-        o = p.scale * torch.einsum("thkv,thk->thv", reads, x["q"])
-    else:
-        o, ST = recurrent_attention_reference(
-            *(x[name][None] for name in ("q", "k", "v")),
-            g=x["g"][None],
-            gk=x["gk"][None] if "gk" in x else None,
-            scale=p.scale,
-            initial_state=x["S0"],
-            output_final_state=True,
-            cu_seqlens=torch.tensor([0, *(end for _, end in p.spans)]),
-        )
-        o = o[0]
-    found = {"o": o.detach(), "ST": ST.detach()}
+    o, ST = recurrent_attention_reference(
+        *(x[name][None] for name in ("q", "k", "v")),
+        g=x["g"][None],
+        gk=x["gk"][None] if "gk" in x else None,
+        scale=p.scale,
+        initial_state=x["S0"],
+        output_final_state=True,
+        cu_seqlens=torch.tensor([0, *(end for _, end in p.spans)]),
+    )
+    found = {"o": o[0].detach(), "ST": ST.detach()}
     if "do" in x:
         names = [name for name in ("q", "k", "v", "g", "S0") if name in x]
-        loss = (o * p.x["do"]).sum() + (ST * p.x["dST"]).sum()
+        loss = (o[0] * p.x["do"]).sum() + (ST * p.x["dST"]).sum()
         gradients = torch.autograd.grad(loss, [x[name] for name in names], materialize_grads=True)
         found |= {f"d{name}": gradient for name, gradient in zip(names, gradients)}
     return found
 
 
 def gates(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """g and the channels' gates as natural logarithms, [T, H, 1, 1] and [T, H, K, 1] or [T, H, 1, V]."""
-    g = p.task.ln * p.x["g"][..., None, None]
-    channels = p.x.get(p.task.gates)
-    if channels is None:
-        return g, torch.zeros_like(g)
-    return g, p.task.ln * (channels[..., None] if p.task.gate == "key" else channels[..., None, :])
+    """g [T, H, 1, 1] and gk [T, H, K, 1]: their sum is the logarithm of the decay D."""
+    return p.x["g"][..., None, None], p.x["gk"][..., None]
 
 
-def decay(p: Problem) -> torch.Tensor:
-    """D_t for every token, [T, H, K, 1] or [T, H, 1, V]."""
-    g, channels = gates(p)
-    return (g + channels).exp()
+def step(S: torch.Tensor, D: torch.Tensor, write: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token's step: the state that goes on, and the one that is read."""
+    return (D * S + write,) * 2
 
 
-def walk(p: Problem, step: Callable | None = None, D: torch.Tensor | None = None):
+def step_back(dS: torch.Tensor, D: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token's step back: the state's gradient that goes on to the token before, and that of ``k v^T``.
+
+    ``own`` is what the token's own read gives, ``scale * q do^T``.
+    """
+    return D * (dS + own), dS + own
+
+
+def walk(p: Problem, step: Callable = step, D: torch.Tensor | None = None):
     """The state read at every token [T, H, K, V], and the states that are left [N, H, K, V]."""
-    D, step = decay(p) if D is None else D, step or p.task.step
+    D = sum(gates(p)).exp() if D is None else D
     write = p.x["k"][..., None] * p.x["v"][..., None, :]
     reads, left = torch.full_like(write, float("nan")), []
     for (begin, end), S in zip(p.spans, p.x["S0"]):
@@ -116,9 +103,9 @@ def walk(p: Problem, step: Callable | None = None, D: torch.Tensor | None = None
     return reads, torch.stack(left)
 
 
-def walk_back(p: Problem, step: Callable | None = None, D: torch.Tensor | None = None):
+def walk_back(p: Problem, step: Callable = step_back, D: torch.Tensor | None = None):
     """The gradient of every token's write [T, H, K, V], and what is left of the state's [N, H, K, V]."""
-    D, step = decay(p) if D is None else D, step or p.task.step_back
+    D = sum(gates(p)).exp() if D is None else D
     own = p.scale * p.x["q"][..., None] * p.x["do"][..., None, :]
     used, left = torch.full_like(own, float("nan")), p.x["dST"].clone()
     for n, (begin, end) in enumerate(p.spans):

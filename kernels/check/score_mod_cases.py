@@ -1,14 +1,13 @@
 """The calls that the checks of exercise 07 make: a mod, and tiles of scores for what is emitted for it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from kernels.check.cases import ROUNDED
 from kernels.check.emitted import TABLES, Mod
 from kernels.check.framework import Case, Draw, Fenced, Output
-from kernels.check.score_mod_mistakes import Unit
+from kernels.check.score_mod_mistakes import answer
 from kernels.check.tensors import NAN
 
 NOT_FINITE = (float("inf"), -float("inf"), NAN)
@@ -45,7 +44,7 @@ def case(
     # 1 - y * y and y * (1 - y) cancel far from 0: beside a slope of 1, what is left of them is rounding.
     room = torch.where(inputs[0].values == 0, 2.0, 2 * ROUNDED)  # what is right has no more than half of it
     slack = room * inputs[-1].values.double().abs().nan_to_num(0.0, 0.0) if gradient else None
-    call.outs.append(Output(out, Unit().answer(call), tolerance=1e-4, slack=slack))
+    call.outs.append(Output(out, answer(call), tolerance=1e-4, slack=slack))
     return call
 
 
@@ -82,18 +81,3 @@ def steps(case: Case) -> int:
     B, H, M, N = case.outs[0].tensor.shape
     block = case.launch["BLOCK"]
     return B * H * -(-M // block) * -(-N // block) * (len(case.inputs) + 1)
-
-
-def in_unit(cases: Callable, task: Unit) -> Callable:
-    """The same calls with the answers of a variation."""
-
-    def asked(draw):
-        for call in cases(draw):
-            slacks = (out.slack if out.slack is None else abs(task.number) * out.slack for out in call.outs)
-            outs = [
-                Output(out.tensor, task.answer(call), tolerance=out.tolerance, slack=slack)
-                for out, slack in zip(call.outs, slacks)
-            ]
-            yield replace(call, outs=outs)
-
-    return asked

@@ -5,10 +5,6 @@ its derivative by the score times ``grad``, both [BLOCK, BLOCK]. The check write
 emitted, runs the text on tiles that reach past the end, and compares with the mod in float64, and with autograd.
 """
 
-import functools
-from collections.abc import Mapping
-from dataclasses import replace
-
 from kernels.check.framework import Cheap, Compiles, Exercise, Property, Tier
 from kernels.check.score_mod_cases import (
     COSTED,
@@ -17,12 +13,11 @@ from kernels.check.score_mod_cases import (
     case,
     functions,
     gradients,
-    in_unit,
     steps,
     then,
     values,
 )
-from kernels.check.score_mod_mistakes import ONE_SHARE, Unit, gradient_suspects, value_suspects
+from kernels.check.score_mod_mistakes import ONE_SHARE, gradient_suspects, value_suspects
 
 UNSEEN = (
     "torch.where((kv_idx - q_idx) % 2 == 0, 8 * torch.tanh(score / 8), score - slopes[h] * (q_idx - kv_idx).abs())",
@@ -45,16 +40,6 @@ EMPTY = f"{TIMES_ZERO} score and grad may be either: what fills the tile is tl.z
 CHOSEN = f"{TIMES_ZERO} g may be either where the branch is not taken: multiply nothing with 0, choose with tl.where"
 CORNER = "abs has a corner at 0, and 0 / 0 is NaN there: choose g or -g with tl.where"
 ONE_EXPONENTIAL = "inf / inf is NaN: write tanh(x) as 1 - 2 / (1 + exp(2 x)), which has one exponential"
-
-
-def _varied(name: str, varied: Mapping) -> Exercise:
-    published, task = {"emit_value": VALUE, "emit_gradient": GRADIENT}[name], Unit.of(varied)
-    return replace(
-        published,
-        properties=tuple(replace(item, cases=in_unit(item.cases, task)) for item in published.properties),
-        suspects=functools.partial(published.suspects, task=task),
-        cheap=replace(published.cheap, calls=in_unit(published.cheap.calls, task)),
-    )
 
 
 VALUE = Exercise(
@@ -157,7 +142,6 @@ VALUE = Exercise(
         EMIT,
         sectors=4.0,
     ),
-    vary=functools.partial(_varied, "emit_value"),
 )
 
 GRADIENT = Exercise(
@@ -184,7 +168,11 @@ GRADIENT = Exercise(
             CHAIN,
             then(
                 gradients(
-                    "torch.exp(score)", "torch.log(score + 10)", "torch.tanh(score)", "torch.sigmoid(score)", "score.abs()"
+                    "torch.exp(score)",
+                    "torch.log(score + 10)",
+                    "torch.tanh(score)",
+                    "torch.sigmoid(score)",
+                    "score.abs()",
                 ),
                 gradients("score.abs()", odd={"score": (0.0,)}),
             ),
@@ -256,5 +244,4 @@ GRADIENT = Exercise(
         CHAIN,
         sectors=4.0,
     ),
-    vary=functools.partial(_varied, "emit_gradient"),
 )

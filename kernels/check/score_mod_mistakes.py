@@ -1,39 +1,21 @@
 """Known mistakes of a compiler of score mods, as functions that take the place of torch's while a mod is evaluated."""
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch.overrides import TorchFunctionMode
 
 from kernels.check.framework import Case, Output
-from kernels.check.variations import Variation, among
 
 
-@dataclass(frozen=True)
-class Unit(Variation):
-    """What the score of a tile is multiplied by before the mod sees it: kernels have logits to other bases, or energies."""
-
-    unit: str = among("1", "log 2", "log 10", "-1", "-log 2")
-
-    @property
-    def number(self) -> float:
-        """The unit as a number."""
-        size = {"1": 1.0, "log 2": math.log(2), "log 10": math.log(10)}[self.unit.removeprefix("-")]
-        return -size if self.unit.startswith("-") else size
-
-    @property
-    def asked(self) -> str:
-        """In words."""
-        return f"the mod of s = {self.unit} * score" if self.varied else "the mod of score"
-
-    def answer(self, case: Case, mistake=None, grad: torch.Tensor | None = None) -> torch.Tensor:
-        """The mod's value, or where the case has ``grad`` the score's gradient, with a mistake or without."""
-        mod, score = case.launch["mod"], self.number * case.inputs[0].values.double()
-        if case.inputs[-1].name != "grad":
-            return mod.dense(score, _tables(case), mistake).double()
-        grad = case.inputs[-1].values.double() if grad is None else grad
-        return self.number * gradients_of(mod, score, _tables(case), grad, mistake)
+def answer(case: Case, mistake=None, grad: torch.Tensor | None = None) -> torch.Tensor:
+    """The mod's value, or where the case has ``grad`` the score's gradient by autograd, with a mistake or without."""
+    mod, score = case.launch["mod"], case.inputs[0].values.to(torch.float64, copy=True)
+    tables = {name: tensor.values for name, tensor in zip(mod.names, case.inputs[1:])}
+    if case.inputs[-1].name != "grad":
+        return mod.dense(score, tables, mistake).double()
+    grad = case.inputs[-1].values.double() if grad is None else grad
+    score.requires_grad_()
+    value = mod.dense(score, tables, mistake)
+    return torch.autograd.grad(value, score, grad)[0] if value.requires_grad else torch.zeros_like(score)
 
 
 class _Instead(TorchFunctionMode):
@@ -70,7 +52,8 @@ def _each_compared(both):
     """Comparisons of what ``both`` makes of the two sides."""
     names = ("lt", "le", "gt", "ge", "eq", "ne")
     return {
-        name: lambda a, b, name=name: getattr(torch, name)(*both(torch.as_tensor(a), torch.as_tensor(b))) for name in names
+        name: lambda a, b, name=name: getattr(torch, name)(*both(torch.as_tensor(a), torch.as_tensor(b)))
+        for name in names
     }
 
 
@@ -177,40 +160,20 @@ GRADIENT_MISTAKES = {
         "minimum": lambda a, b: _sloped(torch.minimum(a, b), (a, 1.0), (b, 1.0)),
     },
 }
-ONE_SHARE = "a value that is used twice gets the sum of its shares, here one replaces the other"
 NO_SHARE = "no share reaches the score: walk from the last operation to the first, and return what the score was handed"
-NO_GRAD = "the walk back starts with grad, the gradient of the mod's value"
+ONE_SHARE = "a value that is used twice gets the sum of its shares, here one replaces the other"
 
 
-def _tables(case):
-    mod = case.launch["mod"]
-    return {name: tensor.values for name, tensor in zip(mod.names, case.inputs[1:])}
-
-
-def gradients_of(mod, score, tables, grad, mistake=None):
-    """The mod's derivative by the score, times ``grad``, with a mistake or without: autograd's."""
-    score = score.clone().requires_grad_()
-    value = mod.dense(score, tables, mistake)
-    return torch.autograd.grad(value, score, grad)[0] if value.requires_grad else torch.zeros_like(score)
-
-
-def value_suspects(case: Case, out: Output, task: Unit = Unit()):
+def value_suspects(case: Case, out: Output):
     """Known mistakes, and the values they give."""
-    yield from task.instead(lambda other: other.answer(case))
     for cause, replacements in VALUE_MISTAKES.items():
-        yield cause, task.answer(case, _Instead(replacements))
+        yield cause, answer(case, _Instead(replacements))
 
 
-def gradient_suspects(case: Case, out: Output, task: Unit = Unit()):
+def gradient_suspects(case: Case, out: Output):
     """Known mistakes, and the gradients they give."""
-    yield from task.instead(lambda other: other.answer(case))
-    if task.varied:
-        yield (
-            f"the gradient is that of s, and score is s / ({task.unit}): times {task.unit}",
-            task.answer(case) / task.number,
-        )
-    yield NO_SHARE, torch.zeros_like(case.inputs[-1].values.double())
-    yield NO_GRAD, task.answer(case, grad=torch.ones_like(case.inputs[-1].values.double()))
+    yield NO_SHARE, torch.zeros_like(out.expected)
+    yield "the walk back starts with grad, the gradient of the mod's value", answer(case, grad=torch.ones_like(out.expected))
     for cause, replacements in GRADIENT_MISTAKES.items():
-        yield cause, task.answer(case, _Instead(replacements))
-    yield ONE_SHARE, task.answer(case, _LastShare())
+        yield cause, answer(case, _Instead(replacements))
+    yield ONE_SHARE, answer(case, _LastShare())

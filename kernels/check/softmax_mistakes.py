@@ -9,9 +9,9 @@ from kernels.check.framework import Case
 LN2 = math.log(2.0)
 
 
-def softmaxes(task, case: Case):
+def softmaxes(case: Case):
     """Known mistakes, and the probabilities that they give."""
-    x = task.exponents(case.inputs[0].values.float())
+    x = case.inputs[0].values.float()
     N = x.shape[1]
     block = case.launch.get("BLOCK_N", min(1 << (N - 1).bit_length(), 1024))
     parts, lanes = x.split(block, dim=1), -(-N // block) * block
@@ -22,13 +22,9 @@ def softmaxes(task, case: Case):
         return p / (p.sum(dim=1, keepdim=True) + extra)
 
     empty = over_sum(torch.exp(x - top))
-    nothing, zeros = f"{task.nothing}", "-inf throughout" if task.log else "zeros"
-    yield f"a row of {nothing} gives inf - inf or 0 / 0: the specification asks for {zeros}", empty
+    yield "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros", empty
     padding = (lanes - N) * torch.exp(-top0)
-    yield (
-        f"the masked lanes count as zeros: their `other` must be {nothing}",
-        over_sum(torch.exp(x - top0), padding),
-    )
+    yield "the masked lanes count as zeros: their `other` must be -inf", over_sum(torch.exp(x - top0), padding)
     for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
         bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
         low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
@@ -45,48 +41,40 @@ def softmaxes(task, case: Case):
         yield "each block's sum is taken against its own maximum", torch.exp(x - top) / sum(own)
         yield "what is subtracted is the maximum of the last block alone", over_sum(torch.exp(x - tops[-1]))
         yield "what is subtracted is the maximum of the first block alone", over_sum(torch.exp(x - tops[0]))
-    if task.log:
-        vanished = over_sum(torch.exp(x - top0)).masked_fill(torch.isneginf(top), 0.0)
-        yield "a quotient that vanishes has no logarithm: subtract the logarithm of the sum instead", vanished
-        yield "the logarithm of the sum is not subtracted", torch.exp((x - top).double())
     yield "the row is not divided by its sum", torch.exp(x - top)
     yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
-    if task.base == "e":
-        yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
+    yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
     yield "the values are divided by the block's length, not by their sum", torch.exp(x - top) / block
 
 
-def entropies(task, case: Case):
+def entropies(case: Case, right: torch.Tensor):
     """Known mistakes in the entropy of rows whose softmax is right, and the entropies that they give."""
-    x = case.inputs[0].values
-    right, z = task.entropy(x), task.exponents(x.double())
-    excluded, top = x == task.nothing, z.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
-    d = (z - top).masked_fill(excluded, 0.0)
-    power = torch.exp(z - top)
+    x = case.inputs[0].values.double()
+    excluded, top = torch.isneginf(x), x.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
+    d = (x - top).masked_fill(excluded, 0.0)
+    power = torch.exp(x - top)
     total = power.sum(dim=1).clamp(min=1.0)
-    log_sum, parts = total.log() / task.unit, power * d / task.unit
+    log_sum, parts = total.log(), power * d
     mean = parts.sum(dim=1) / total
     block = case.launch.get("BLOCK_N", min(1 << (x.shape[1] - 1).bit_length(), 1024))
     nan, empty = float("nan"), excluded.all(dim=1)
-    log, unit, other = ("log2", "bits", "nats") if task.base == "2" else ("ln", "nats", "bits")
-    change = LN2 if task.base == "2" else 1 / LN2
     zero = "0 · -inf is NaN: where a power is 0, {}, its part of the entropy must be made 0 before it is added"
     if x.shape[1] % block:
         yield zero.format("as in the lanes beyond N"), right * nan
     yield zero.format("as for an excluded entry"), right.masked_fill(excluded.any(dim=1), nan)
     nothing = "a row in which nothing takes part has no sum, and no logarithm of it: its entropy is 0"
     yield from ((nothing, right.masked_fill(empty, value)) for value in (nan, float("inf"), -float("inf")))
-    yield f"the sign is wrong: {log} p is never positive, so minus the sum is what is asked", -right
-    yield f"this is the logarithm of the sum alone: {log} p is the exponent minus that", log_sum
-    yield f"the logarithm of the sum is missing: {log} p is the exponent minus that", -mean
+    yield "the sign is wrong: ln p is never positive, so minus the sum is what is asked", -right
+    yield "this is the logarithm of the sum alone: ln p is the exponent minus that", log_sum
+    yield "the logarithm of the sum is missing: ln p is the exponent minus that", -mean
     yield "the sum of the powers times their exponents is not divided by the sum of the powers", log_sum - mean * total
-    yield "the exponents are added up without their powers", log_sum - d.sum(dim=1) / (total * task.unit)
+    yield "the exponents are added up without their powers", log_sum - d.sum(dim=1) / total
     yield "the mean of the exponents is added to the logarithm of the sum, it must be subtracted", log_sum + mean
-    yield f"this is in {other}, and asked is {unit}", right * change
-    both = f"one of the two is in {unit} and the other in {other}: exponents and the logarithm of the sum need one base"
-    yield from ((both, log_sum * a - mean * b) for a, b in ((change, 1.0), (1.0, change)))
+    yield "this is in bits, and asked is nats", right / LN2
+    both = "one of the two is in nats and the other in bits: exponents and the logarithm of the sum need one base"
+    yield from ((both, log_sum / a - mean / b) for a, b in ((LN2, 1.0), (1.0, LN2)))
     once = "the maximum is subtracted in one of the two sums and not in the other: either both have it, or none"
-    yield from ((once, right + sign * top[:, 0] / task.unit) for sign in (-1, 1))
+    yield from ((once, right + sign * top[:, 0]) for sign in (-1, 1))
     for which, part in (("last", parts.split(block, dim=1)[-1]), ("first", parts.split(block, dim=1)[0])):
         yield (
             f"the sum of the powers times their exponents is that of the {which} block alone",

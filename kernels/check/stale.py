@@ -23,7 +23,9 @@ def broken_since(fn) -> str:
                 ast.parse(cell)
             except SyntaxError as error:
                 line = (error.text or raw.splitlines()[error.lineno - 1]).strip()
-                return f"the cell that defines {name} was not read, {error.msg} in its line {error.lineno}, `{line}`"
+                where = f"{error.msg} in its line {error.lineno}, `{line}`"
+                graded = "What would be graded is the function that stood there before."
+                return f"not checked, the cell that defines {name} was not read, {where}. {graded}"
             break
     return ""
 
@@ -32,11 +34,9 @@ def _names(fn, known: set | None = None) -> list[str]:
     """The functions of the learner's that ``fn`` is made of, by name."""
     known = set() if known is None else known
     function = _triton_private.python_function(fn)
-    if (
-        not isinstance(function, types.FunctionType)
-        or function in known
-        or not is_theirs(function.__code__.co_filename)
-    ):
+    if not isinstance(function, types.FunctionType) or function in known:
+        return []
+    if not is_theirs(function.__code__.co_filename):
         return []
     known.add(function)
     names = [function.__name__]

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -42,6 +42,11 @@ def one_thread():
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def both_ends(axes: str) -> tuple[tuple[str, str], ...]:
+    """Both ends of each axis: where a case puts poison."""
+    return tuple((axis, side) for axis in axes for side in SIDES)
 
 
 class Draw:
@@ -89,6 +94,12 @@ class Fenced:
         self._core = self._buffer[tuple(slice(pad, pad + n) for pad, n in zip(self._pads, self._distinct.shape))]
         self.view = self._core.expand(self.shape)
         self.far = None
+
+    @classmethod
+    def of(cls, name: str, axes: str, sizes: dict[str, int], make: Callable, *, shared: str = "", **how) -> "Fenced":
+        """The tensor of these sizes that ``make(*shape)`` gives; ``shared`` axes have length 1 there."""
+        one = (1 if axis in shared else sizes[axis] for axis in axes)
+        return cls(name, axes, make(*one).expand([sizes[axis] for axis in axes]), shared=shared, **how)
 
     def stretch(self, axis: str) -> None:
         """Let the tensor say in a traced call that its stride along ``axis``, of three or more, passes 2**30."""

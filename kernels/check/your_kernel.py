@@ -18,6 +18,7 @@ from kernels.check.framework import (
     Output,
     Property,
     Tier,
+    asked,
 )
 from kernels.check.framework import check as _check
 from kernels.check.submission import Submission
@@ -200,7 +201,7 @@ def your_kernel(
         compiles=Compiles(usual, PAGE, exact=not tf32, points=1),
         cheap=limits if cheap else None,
     )
-    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
+    verdicts = asked(verdicts)
     worth = sum(points for name, points in exercise.worth.items() if name in verdicts)
     good = _check(exercise, fn, seed=seed, grading=False, verdicts=verdicts) == worth
     if good and not cheap and "cheap" in verdicts:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
+from tools.desk import main
 from tools.grading import bundle, collect, exports, feedback, pages, plots, similarity
 from tools.grading.assignment import read
 from tools.grading.batch import Batch, How
@@ -334,6 +335,12 @@ def test_copies_are_found_under_other_names_and_honest_answers_are_not():
     found = {(p.one, p.other): p.shared for p in similarity.pairs(answers, released, known, {"published": solution})}
     assert found["ada", "bob"] > 0.95 and found["bob", "published"] > 0.95
     assert found.get(("cyd", "published"), 0) < 0.3 and found.get(("ada", "cyd"), 0) < 0.3
+
+
+def test_the_rubric_names_every_exercise(capsys):
+    assert main(["rubric"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"`{one}`" in printed for one in ("row_softmax", "wgrad_split", "emit_value", "mended_relay"))
 
 
 def test_the_bundle_holds_no_solution(tmp_path):

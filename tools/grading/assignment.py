@@ -26,12 +26,11 @@ class NotAnAssignment(ValueError):
 
 @dataclass(frozen=True)
 class Check:
-    """One check cell: ``check.name(function)``, worth ``points``; ``varied`` says what it asks instead, if it does."""
+    """One check cell: ``check.name(function)``, worth ``points``."""
 
     cell: str
     name: str
     function: str
-    varied: dict
     points: float
 
 
@@ -118,10 +117,7 @@ class Assignment:
             if of(cell)["grade"] and not is_answer(cell):
                 called = check_call(cell.source)
                 if called is None:
-                    raise NotAnAssignment(
-                        f"{self.name}: the check cell {name} is not `check.NAME(FUNCTION)` or, varied, "
-                        "`check.NAME(FUNCTION, varied={...})`"
-                    )
+                    raise NotAnAssignment(f"{self.name}: the check cell {name} is not `check.NAME(FUNCTION)`")
                 found.append(Check(name, *called, float(of(cell)["points"])))
         return found
 
@@ -164,8 +160,8 @@ def is_answer(cell) -> bool:
     return of(cell)["solution"] is True
 
 
-def check_call(source: str) -> tuple[str, str, dict] | None:
-    """The check's name, the function's, and what is varied, of a cell that is ``check.name(function)``."""
+def check_call(source: str) -> tuple[str, str] | None:
+    """The check's name and the function's of a cell that is ``check.name(function)``."""
     if len(source) > MOST_CALL:
         return None
     try:
@@ -173,9 +169,7 @@ def check_call(source: str) -> tuple[str, str, dict] | None:
         call = statement.value
         module, name = call.func.value.id, call.func.attr
         (function,) = call.args
-        asked = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        varied = asked.pop("varied", {})
-        return (name, function.id, varied) if module == "check" and not asked and isinstance(varied, dict) else None
+        return (name, function.id) if module == "check" and not call.keywords else None
     except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):
         return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.grading import files
 
 LEFT_OUT = (
-    "solutions/", "tests/", "tools/grading/", "tools/variants/", "tools/grade.py", "tools/desk.py", "docs/kill_table.md",
+    "solutions/", "tests/", "tools/grading/", "tools/grade.py", "tools/desk.py", "docs/kill_table.md",
     "docs/instructor_guide.md", "docs/jupyterhub.md", "nbgrader_config.py", ".github/", ".ci/", "benchmarks/grading.py",
 )  # fmt: skip
 NAME = "kernels-from-math"
@@ -31,11 +31,8 @@ def _unlinked(name: str, data: bytes, every: set[str]) -> bytes:
     return re.sub(r"\[([^\]\[]*)\]\(([^)#\s]+)[^)\s]*\)", link, data.decode()).encode()
 
 
-def write(root: Path, target: Path, release: Path | None = None) -> int:
-    """Write the bundle, the same bytes for the same course; returns how many files it holds.
-
-    release: another folder of exercises than the course's own: that of a variation.
-    """
+def write(root: Path, target: Path) -> int:
+    """Write the bundle, the same bytes for the same course; returns how many files it holds."""
     every = set(tracked(root))
     names = [name for name in sorted(every) if not name.startswith(LEFT_OUT)]
     part = target.with_name(f".part-{target.name}")
@@ -43,8 +40,6 @@ def write(root: Path, target: Path, release: Path | None = None) -> int:
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name in names:
             path = root / name
-            if release is not None and name.startswith("exercises/"):
-                path = release / name.removeprefix("exercises/")
             if path.is_symlink() or not path.is_file():
                 continue
             entry = zipfile.ZipInfo(f"{NAME}/{name}", (2026, 1, 1, 0, 0, 0))

@@ -132,14 +132,13 @@ class Judge:
             exercise, points = _run(one, assignment, cells, bench, seed)
         text = printed.getvalue()
         scale = one.points / exercise.points if exercise.points else 0.0
-        return Outcome(
-            one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text, one.varied
-        )
+        lines = _lines(exercise, text, scale)
+        return Outcome(one.cell, one.function, points * scale, one.points, seed, lines, text)
 
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name, one.varied)
+    exercise = exercise_of(one.name)
     if one.name.startswith(CLINICS):
         if one.name.startswith("finds_"):
             return exercise, clinics.check_finds(
@@ -163,22 +162,12 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
     return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 
-def exercise_of(name: str, varied: dict | None = None):
-    """The exercise behind ``check.name``, or the variation of it that the assignment asks for."""
+def exercise_of(name: str):
+    """The exercise behind ``check.name``."""
     try:
-        found = clinics.WORKSHEETS[name] if name in clinics.CHECKS else checks.exercise_of(name)
+        return clinics.WORKSHEETS[name] if name in clinics.CHECKS else checks.exercise_of(name)
     except ValueError:
         raise Unusable("refused", f"the assignment names check.{name}, which the course does not have") from None
-    return found if not varied else _variation(name, found, varied)
-
-
-def _variation(name, exercise, varied):
-    if not hasattr(exercise, "varied"):
-        raise Unusable("refused", f"the assignment asks check.{name} for {varied}: it is asked in one way only")
-    try:
-        return exercise.varied(varied)
-    except ValueError as error:
-        raise Unusable("refused", f"the assignment asks check.{name} for what it does not have: {error}") from None
 
 
 def _lines(exercise, text: str, scale: float) -> list[Line]:

@@ -32,7 +32,6 @@ class Outcome:
     seed: int
     lines: list[Line] = field(default_factory=list)
     printed: str = ""
-    varied: dict = field(default_factory=dict)  # what the check was asked instead of the published task
 
 
 @dataclass

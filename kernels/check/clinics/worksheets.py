@@ -4,8 +4,6 @@ Neither says what is right. Of a diagnosis one learns which part is accepted, of
 pass or accuses.
 """
 
-import os
-import secrets
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from kernels.check import watch
 from kernels.check.clinics.disguise import disguised
 from kernels.check.clinics.faulty_kernel import CAUSES, FaultyKernel, launcher, patched
 from kernels.check.explanations import SLOW, explain, explain_slow
+from kernels.check.framework import seeded
 from kernels.check.stale import broken_since
 from kernels.lab.trace import trace
 
@@ -149,7 +148,7 @@ class Tester:
         return answer, error
 
 
-def check_finds(worksheet: Worksheet, fn, *, seed: int | None = None, grading: bool | None = None) -> int:
+def check_finds(worksheet: Worksheet, fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Hold a test, ``fn(kernel) -> bool``, to the broken kernel, the right one and their relatives; return the points.
 
     It finds nothing where nothing is wrong, and the mistake wherever it stands. One that always says the same earns nothing.
@@ -158,13 +157,10 @@ def check_finds(worksheet: Worksheet, fn, *, seed: int | None = None, grading: b
     if fn is None or not (isinstance(fn, Tester) or callable(fn)):
         return worksheet.lacks()
     if not isinstance(fn, Tester) and (broken := broken_since(fn)):
-        print(f"{worksheet.name}: not checked, {broken}. What would be graded is the function that stood there before.")
+        print(f"{worksheet.name}: {broken}")
         return 0
     tester, faulty = fn if isinstance(fn, Tester) else Tester(fn), worksheet.faulty
-    if grading is None:
-        grading = os.environ.get("KERNELS_GRADING") == "1"
-        seed = None if grading else seed
-    seed = secrets.randbits(32) if seed is None and grading else seed or 0
+    seed, grading = seeded(seed, grading)
     shown = [(item, *one) for item, members in _groups(faulty).items() for one in members]
     order = torch.randperm(len(shown), generator=torch.Generator().manual_seed(seed)).tolist()
     judged, silent = {}, True
