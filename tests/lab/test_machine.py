@@ -70,6 +70,7 @@ def test_a_readers_own_times_are_drawn():
     figure = measured.puzzle({(132, 32): 0.0123})
     assert any("yours 12.3 ms" in text for text in texts(figure))
 
+
 def test_the_rooflines_names_stand_clear_of_each_other_and_of_the_ridge():
     figure, known = drawings.matmul_roofline("05"), measured.numbers()
     ax = figure.axes[0]
