@@ -91,7 +91,9 @@ def module(path: Path) -> str:
     imports = sorted({text for text in wanted.values() if text.startswith(("import ", "from "))}, key=_order)
     others = list(dict.fromkeys(text for text in wanted.values() if text not in imports))
     doc = f'"""What lesson {path.name[:2]} goes on with, made from notebooks/{path.name}: see this package."""'
-    parts = ["\n".join(imports)] * bool(imports) + others
+    ours = [text for text in imports if _order(text)[0] == 2]
+    blocks = ["\n".join(text for text in imports if text not in ours), "\n".join(ours)]
+    parts = ["\n\n".join(filter(None, blocks))] * bool(imports) + others
     texts = [doc, "", parts[0]]
     for before, text in zip(parts, parts[1:]):
         texts += ["\n" if "def " in text or "def " in before or before is parts[0] and "def " in text else "", text]

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+
 from kernels.dynamic_conv.words import store_side_by_side
 
 
