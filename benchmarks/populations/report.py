@@ -10,8 +10,9 @@ from matplotlib.ticker import LogLocator, ScalarFormatter
 from benchmarks import harness
 from benchmarks.populations import population
 from benchmarks.populations.fit import PROCESSORS
-from kernels.lab import recorded, style
+from kernels.lab import style
 from kernels.lab.machine_record import numbers
+from kernels.lab.roofline import recorded
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = DOCS / "speed.md"

@@ -69,7 +69,7 @@ def may(importer: str, imported: str) -> bool:
             return True  # these write the tables that are read there, or what is chosen with them
         if importer == "benchmarks.flex_attention" and imported == "kernels.common.operator":
             return True  # it empties the plans when it changes what they were made from
-        if importer == "benchmarks.populations.report" and imported == "kernels.lab.style":
+        if importer == "benchmarks.populations.report" and imported in ("kernels.lab.style", "kernels.lab.machine_record"):
             return True  # its plots look as the lessons' do
         return part in ROOMS or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
