@@ -70,7 +70,7 @@ def may(importer: str, imported: str) -> bool:
         if importer == "benchmarks.flex_attention" and imported == "kernels.common.operator":
             return True  # it empties the plans when it changes what they were made from
         if importer == "benchmarks.populations.report" and imported in ("kernels.lab.style", "kernels.lab.machine_record"):
-            return True  # its plots look as the lessons' do
+            return True  # its plots look as the lessons' do, and it names the machine's peak
         return part in ROOMS or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
     below = ("_low_precision", "_triton_interpreter", "_triton_mode")  # what the runtime puts right
