@@ -103,6 +103,7 @@ class Function:
         T = draw.size(70, 65, 95)
         for C, BLOCK_V in ((32, 16), (64, 32), (16, 64), (128, 16)):
             yield self.case(draw, T=T, V=32, C=C, BLOCK_V=BLOCK_V)
+        yield self.case(draw, T=draw.size(300, 280, 340), C=16)
 
     def strong(self, draw):
         """Gates that sum to less than -88 in a chunk: one in four at -20, all at -20, anything down to -25."""

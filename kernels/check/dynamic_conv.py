@@ -72,7 +72,7 @@ def _exercise(name: str, op: Operator) -> Exercise:
         yield op.case(draw, T=draw.size(16, 16, 32, multiple_of=16), shared=op.shared)
 
     def length(draw):
-        for shown, low, high in ((13, 9, 15), (2, 1, 3), (37, 33, 47), (17, 17, 17)):
+        for shown, low, high in ((13, 9, 15), (2, 1, 3), (37, 33, 47), (17, 17, 17), (300, 260, 350)):
             yield op.case(draw, T=draw.size(shown, low, high))
 
     def dilations(draw):
@@ -80,7 +80,7 @@ def _exercise(name: str, op: Operator) -> Exercise:
             yield op.case(draw, B=1, T=draw.size(16, 16, 48, multiple_of=16), W=3, dilation=dilation, packed=True)
 
     def channels(draw):
-        for shown, low, high in ((20, 18, 31), (3, 1, 7), (17, 17, 17)):
+        for shown, low, high in ((20, 18, 31), (3, 1, 7), (17, 17, 17), (150, 130, 170)):
             yield op.case(draw, D=draw.size(shown, low, high))
 
     def taps(draw):

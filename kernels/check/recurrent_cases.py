@@ -87,8 +87,9 @@ class Function:
         yield case.stretched(**{tensor.name: tensor.axes[0] for tensor in case.tensors})
 
     def sequences(self, draw):
-        """Sequences end to end, empty ones first, last and in between; nothing but empty ones."""
+        """Sequences end to end, a long one, empty ones first, last and in between; nothing but empty ones."""
         yield self.case(draw, lengths=(draw.size(3, 2, 5), draw.size(2, 1, 4)))
+        yield self.case(draw, lengths=(2, draw.size(150, 130, 180)), H=1)
         yield self.case(draw, lengths=(0, draw.size(2, 1, 4), 0, 0, draw.size(3, 1, 4), 0), H=1)
         yield self.case(draw, lengths=(0, 0))
 
@@ -215,6 +216,7 @@ class Gate(Function):
         """Sequences end to end, the second within the first's block; empty ones."""
         short = draw.size(5, 2, 7)
         yield self.case(draw, lengths=(short, 16 - short))
+        yield self.case(draw, lengths=(2, draw.size(150, 130, 180)))
         yield self.case(draw, lengths=(0, draw.size(11, 9, 15), 0, draw.size(3, 1, 4), 0))
 
     def ragged(self, draw):
