@@ -113,6 +113,8 @@ def defined(write, text: str, name: str):
     """The function ``name`` that ``text`` defines; it sees what the cell of ``write`` sees, its jit functions too."""
     if not isinstance(text, str):
         raise TypeError(f"{write.__name__} gave {text!r}, it must give the text of a function")
+    if "float64" in text:
+        raise ValueError("your text computes in float64: scores are float32, and a derivative is a formula, no quotient")
     filename = f"<generated {next(_SERIAL)}>"  # Triton reads a kernel's source back by this name
     namespace = dict(write.__globals__)
     try:
