@@ -132,7 +132,7 @@ def test_a_rung_that_hangs_is_left_out_and_the_others_are_measured(monkeypatch, 
 
 
 def test_a_record_takes_new_words_and_keeps_what_was_measured(monkeypatch, tmp_path):
-    lesson = LESSONS[0]
+    lesson = "05"
     measured = harness.read(f"ladder_{lesson}")
     worn = json.loads(json.dumps(measured))
     worn["rungs"][0]["idea"] = worn["sweeps"][0]["idea"] = "worn"
@@ -255,6 +255,9 @@ def test_a_sweep_is_drawn_over_its_prediction(record):
     assert list(predicted.get_ydata()) == [10.0, 5.0]  # scaled to meet the fastest point
     assert "16: 8 ms, 32: 5 ms" in figure.alt
     assert figure.axes[0].get_yscale() == "linear"
+    figure = sweep("99", "TILE", predicted=lambda size: 1 / size, what="the schedule", scaled_to="first")
+    assert list(figure.axes[0].get_lines()[1].get_ydata()) == [8.0, 4.0]
+    assert "the schedule predicts, scaled to meet the first point" in figure.alt
 
 
 def test_the_names_of_a_sweeps_lines_are_whole_and_apart(record):

@@ -91,7 +91,9 @@ def module(path: Path) -> str:
     imports = sorted({text for text in wanted.values() if text.startswith(("import ", "from "))}, key=_order)
     others = list(dict.fromkeys(text for text in wanted.values() if text not in imports))
     doc = f'"""What lesson {path.name[:2]} goes on with, made from notebooks/{path.name}: see this package."""'
-    parts = ["\n".join(imports)] * bool(imports) + others
+    ours = [text for text in imports if _order(text)[0] == 2]
+    blocks = ["\n".join(text for text in imports if text not in ours), "\n".join(ours)]
+    parts = ["\n\n".join(filter(None, blocks))] * bool(imports) + others
     texts = [doc, "", parts[0]]
     for before, text in zip(parts, parts[1:]):
         texts += ["\n" if "def " in text or "def " in before or before is parts[0] and "def " in text else "", text]
@@ -105,12 +107,12 @@ def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -
     if text.startswith(("import ", "from ")):
         wanted[name] = _import_of(name, text)
         return
-    tree = ast.parse(text)
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    own = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}  # they hide the notebook's names
-    if isinstance(tree.body[0], ast.FunctionDef):
-        own |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    for other in sorted({node.id for node in names} - own - {name}):
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in names} - bound
+    for other in sorted(used - {name}):
         if other in known and known[other] != text:
             _need(other, known[other], known, wanted)
     wanted[name] = text

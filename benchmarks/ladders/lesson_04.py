@@ -1,36 +1,22 @@
-"""The ladder of lesson 04: a product of two 4096 x 4096 matrices, from one output a program to torch's.
+"""The ladder of lesson 04: a product of two 4096 x 4096 matrices, by one output a program and by tiles.
 
-Every rung multiplies the same float16 matrices and adds in float32, so what differs is where numbers come from and which
-unit multiplies them. The first two rungs convert what they load to float32 and multiply it there.
+Both rungs convert the float16 numbers that they load to float32, multiply them there, and add in float32.
 """
 
 import torch
 import triton.language as tl
 
-from benchmarks.ladder import Ladder, Peer, Rung, Sweep
+from benchmarks.ladder import Ladder, Rung
 
 SIZE = 4096
-WIDE = 65_536  # columns of a b whose bands do not fit into L2: there the order of programs decides
-TILES = ("32x32", "32x64", "64x64", "64x128", "128x128", "128x256", "256x128")
 
 
 def tensors(device):
-    """The two factors and where their product goes; a wide b and its product for the sweep of orders."""
+    """The two factors and where their product goes."""
     torch.manual_seed(0)
     half = {"dtype": torch.float16, "device": device}
-    return {
-        "a": torch.randn(SIZE, SIZE, **half),
-        "b": torch.randn(SIZE, SIZE, **half),
-        "out": torch.empty(SIZE, SIZE, **half),
-        "b_wide": torch.randn(SIZE, WIDE, **half),
-        "out_wide": torch.empty(SIZE, WIDE, **half),
-    }
-
-
-def _tile(ns, t, value):
-    BLOCK_M, BLOCK_N = map(int, value.split("x"))
-    num_warps = 8 if BLOCK_M * BLOCK_N > 128 * 128 else 4
-    ns["matmul"](t["a"], t["b"], t["out"], (BLOCK_M, BLOCK_N, 64), num_warps=num_warps, num_stages=3)
+    a, b = torch.randn(SIZE, SIZE, **half), torch.randn(SIZE, SIZE, **half)
+    return {"a": a, "b": b, "out": torch.empty(SIZE, SIZE, **half)}
 
 
 LADDER = Ladder(
@@ -39,58 +25,22 @@ LADDER = Ladder(
     shape={"M": SIZE, "N": SIZE, "K": SIZE},
     dtype="float16",
     tensors=tensors,
-    reference=lambda t: {
-        "out": t["a"].float() @ t["b"].float(),
-        "out_wide": t["a"].float() @ t["b_wide"].float(),
-    },
+    reference=lambda t: {"out": t["a"].float() @ t["b"].float()},
     flops=2 * SIZE**3,
     bytes=3 * SIZE**2 * 2,
     limit="matmul",
     rungs=[
         Rung(
-            "naive", "one element of out a program", run=lambda ns, t: ns["naive"](t["a"], t["b"], t["out"]),
-            outputs=("out",), tolerance=1e-3,
+            "naive",
+            "one element of out a program",
+            run=lambda ns, t: ns["naive"](t["a"], t["b"], t["out"]),
+            tolerance=1e-3,
         ),
         Rung(
-            "tiles", "a number loaded serves 64 times",
-            run=lambda ns, t: ns["tiled"](t["a"], t["b"], t["out"], DOT=tl.float32), outputs=("out",), tolerance=1e-3,
-        ),
-        Rung(
-            "tensor cores", "tiles meet in 16 bits",
-            run=lambda ns, t: ns["tiled"](t["a"], t["b"], t["out"], DOT=tl.float16), outputs=("out",), tolerance=1e-3,
-        ),
-        Rung(
-            "order", "a wave is a square of tiles",
-            run=lambda ns, t: ns["matmul"](t["a"], t["b"], t["out"], (64, 64, 64), num_warps=4, num_stages=1),
-            outputs=("out",), tolerance=1e-3,
-        ),
-        Rung(
-            "pipelining", "next loads run under the product",
-            run=lambda ns, t: ns["matmul"](t["a"], t["b"], t["out"], (64, 64, 64), num_warps=4, num_stages=4),
-            outputs=("out",), tolerance=1e-3,
-        ),
-        Rung(
-            "larger tile", "128 x 256: three eighths the bytes", run=lambda ns, t: ns["matmul"](t["a"], t["b"], t["out"]),
-            outputs=("out",), tolerance=1e-3,
+            "tiles",
+            "a number loaded serves 64 times",
+            run=lambda ns, t: ns["tiled"](t["a"], t["b"], t["out"], DOT=tl.float32),
+            tolerance=1e-3,
         ),
     ],
-    peers=[Peer("torch.matmul", lambda t: torch.matmul(t["a"], t["b"], out=t["out"]))],
-    sweeps=[
-        Sweep("tile", "bytes requested, by the tile", values=TILES, run=_tile),
-        Sweep(
-            "num_stages", "steps under way at once, tiles of 128 x 128", values=(1, 2, 3, 4, 5),
-            run=lambda ns, t, value: ns["matmul"](
-                t["a"], t["b"], t["out"], (128, 128, 64), num_warps=4, num_stages=value
-            ),
-        ),
-        Sweep(
-            "GROUP_M", "rows of tiles in a group, N = 4096", values=(1, 2, 4, 8, 16, 32),
-            run=lambda ns, t, value: ns["matmul"](t["a"], t["b"], t["out"], GROUP_M=value),
-        ),
-        Sweep(
-            "GROUP_M wide", "rows of tiles in a group, N = 65536", values=(1, 2, 4, 8, 16, 32),
-            run=lambda ns, t, value: ns["matmul"](t["a"], t["b_wide"], t["out_wide"], GROUP_M=value),
-            outputs=("out_wide",), tolerance=1e-3,
-        ),
-    ],
-)  # fmt: skip
+)

@@ -1,4 +1,4 @@
-"""Lesson 12: both gradients of a dynamic convolution, from one pass a gradient to one walk."""
+"""Lesson 12: both gradients of a dynamic convolution, from a kernel for each to one walk."""
 
 import torch
 
@@ -14,11 +14,10 @@ RUNS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def tensors(device):
-    """dy, x and k, and room for both gradients."""
+    """dy, x and k."""
     torch.manual_seed(0)
     make = lambda *shape: torch.randn(shape, device=device, dtype=torch.bfloat16)  # noqa: E731
-    dy, x, k = make(B, T, D), make(B, T, D), make(B, T, D, W)
-    return {"dy": dy, "x": x, "k": k, "dx": torch.empty_like(x), "dk": torch.empty_like(k)}
+    return {"dy": make(B, T, D), "x": make(B, T, D), "k": make(B, T, D, W)}
 
 
 def reference(t):
@@ -32,20 +31,23 @@ def reference(t):
     return {"dx": dx, "dk": dk}
 
 
-def lesson(name, **how):
-    """A call of one of the lesson's functions, which all write dx and dk."""
-    return lambda names, t: names[name](t["dy"], t["x"], t["k"], t["dx"], t["dk"], **how)
+def passes(names, t, BLOCK_T):
+    """The lesson's first try, a kernel for each gradient."""
+    found = names["two_passes"](t["dy"], t["x"], t["k"], BLOCK_T=BLOCK_T)
+    return {"dx": found[0], "dk": found[1]}
 
 
-def sweep(name, parameter, **how):
-    """The same with one of the function's parameters left to the sweep."""
-    return lambda names, t, value: lesson(name, **{parameter: value}, **how)(names, t)
+def walk(RUN=128, WHOLE=False):
+    """The lesson's walk; its list of runs is made once, as it would be for many layers."""
+    runs = {}
 
+    def run(names, t, RUN=RUN):
+        if RUN not in runs:
+            runs[RUN] = names["runs_of"](torch.arange(B + 1, device=t["x"].device) * T, RUN)
+        found = names["gradients"](t["dy"], t["x"], t["k"], RUN=RUN, WHOLE=WHOLE, runs=runs[RUN])
+        return {"dx": found[0], "dk": found[1]}
 
-def as_published(names, t):
-    """A token a program, two kernels, and dx filled with zeros before it is written."""
-    t["dx"].zero_()
-    names["two_passes"](t["dy"], t["x"], t["k"], t["dx"], t["dk"], BLOCK_T=1, BLOCK_D=128)
+    return run
 
 
 def finished(names, t):
@@ -77,10 +79,10 @@ LADDER = Ladder(
     bytes=2 * B * T * D * (2 * W + 3),
     limit="copy",
     rungs=[
-        Rung("token by token", "one program a token, two kernels", as_published, BOTH),
-        Rung("two passes", "two tokens a tile, no zeros first", lesson("two_passes"), BOTH),
-        Rung("one walk", "sums travel in registers", lesson("one_walk"), BOTH),
-        Rung("one walk in words", "whole words and sectors", lesson("one_walk_in_words"), BOTH),
+        Rung("token by token", "two kernels, a token a program", lambda names, t: passes(names, t, 1), BOTH),
+        Rung("two tokens a program", "the same with two in a tile", lambda names, t: passes(names, t, 2), BOTH),
+        Rung("one walk", "sums travel in registers", walk(), BOTH),
+        Rung("whole sectors", "a channel's taps in one store", walk(WHOLE=True), BOTH),
         Rung("dynamic_conv", "all options, no dearer", finished, BOTH, finished=True),
     ],
     peers=[
@@ -93,8 +95,8 @@ LADDER = Ladder(
         ),
     ],
     sweeps=[
-        Sweep("RUN", "what a longer run saves, and what it costs", RUNS, sweep("one_walk", "RUN"), BOTH),
-        Sweep("RUN in words", "the same, four channels a load", RUNS, sweep("one_walk_in_words", "RUN"), BOTH),
-        Sweep("BLOCK_T", "tokens in a tile", (1, 2, 4, 8, 16, 32), sweep("two_passes", "BLOCK_T"), BOTH),
+        Sweep("RUN", "what a longer run saves, and what it costs", RUNS, walk(), BOTH),
+        Sweep("RUN whole", "the same with whole sectors", RUNS, walk(WHOLE=True), BOTH),
+        Sweep("BLOCK_T", "tokens in a tile", (1, 2, 4, 8, 16, 32), passes, BOTH),
     ],
 )

@@ -28,7 +28,7 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
 
     def kernel(**how):
         def run(ns, t):
-            walk(t, **how)
+            walk(ns, t, **how)
             return {"o": t["o"][LAST]}
 
         return run
@@ -37,7 +37,7 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
         return {"o": recurrent_attention(*(t[x] for x in "qkv"), g=t["g"], mode="recurrent")[0][LAST]}
 
     def texts(ns, t, value):  # one warp for 16 columns
-        walk({name: t[f"many {name}"] for name in "qkvgo"}, 16, 1, value)
+        walk(ns, {name: t[f"many {name}"] for name in "qkvgo"}, 16, 1, value)
 
     def nearby(ns, t, value):
         q, k, v, g = (x[-value:] for x in one_row(t).values())

@@ -1,4 +1,4 @@
-"""Lesson 22's ladder: gradients through a recurrence, from states that are kept to two walks that make them again."""
+"""Lesson 22's ladder: gradients through a recurrence, from states that are kept to two loops that make them again."""
 
 import torch
 
@@ -34,14 +34,13 @@ def ladder(B=8, T=2048, H=16, K=128, columns=(8, 16, 32, 64, 128), dtype=torch.b
         o, _ = recurrent_attention_reference(*leaves, g=t["g"][LAST].double())
         return dict(zip(GRADIENTS, torch.autograd.grad(o, leaves, t["do"][LAST].double()), strict=True))
 
-    def two_walks(ns, t, value):
+    def two_loops(ns, t, value, num_warps=None):
         q, k, v, do, g = (t[name] for name in ("q", "k", "v", "do", "g"))
-        blocks, how = K // value, {"BLOCK_K": K, "BLOCK_V": value, "num_warps": WARPS[value]}
+        blocks, how = K // value, {"BLOCK_K": K, "BLOCK_V": value, "num_warps": num_warps or WARPS[value]}
         dq, dk = (t[f"shares of {name}"][:blocks] for name in ("dq", "dk"))
-        sizes = T, H, K, K, K**-0.5
-        grid = B, H, blocks
-        ns["dq_kernel"][grid](k, v, do, g, None, None, t["first"], dq, *sizes, **how)
-        ns["dkv_kernel"][grid](q, k, v, do, g, None, None, t["dlast"], dk, t["dv"], t["dfirst"], *sizes, **how)
+        gates, sizes, grid = (g, None, None, None), (T, H, K, K, K**-0.5), (B, H, blocks)
+        ns["again_kernel"][grid](k, v, do, *gates, t["first"], dq, *sizes, **how)
+        ns["back_kernel"][grid](q, k, v, do, *gates, t["dlast"], dk, t["dv"], t["dfirst"], *sizes, **how)
         return dict(zip(GRADIENTS, (x[LAST] for x in (dq.sum(0), dk.sum(0), t["dv"])), strict=True))
 
     kept = {}
@@ -58,7 +57,7 @@ def ladder(B=8, T=2048, H=16, K=128, columns=(8, 16, 32, 64, 128), dtype=torch.b
     def finished(q, k, v, g):
         return recurrent_attention(q, k, v, g=g, mode="recurrent")[0]
 
-    autograd, ours, wide = by_autograd("PyTorch", keeping_states), by_autograd("ours", finished), columns[-2]
+    autograd, ours, wide = by_autograd("PyTorch", keeping_states), by_autograd("ours", finished), min(K, 64)
     return Ladder(
         lesson="22",
         kernel="recurrent_attention backward",
@@ -71,11 +70,12 @@ def ladder(B=8, T=2048, H=16, K=128, columns=(8, 16, 32, 64, 128), dtype=torch.b
         limit="copy",
         rungs=[
             Rung("autograd", "PyTorch keeps every state", autograd, GRADIENTS),
-            Rung("two walks", f"no state kept, {K // wide} shares", lambda ns, t: two_walks(ns, t, wide), GRADIENTS),
-            Rung("16 columns", f"more programs, {K // 16} shares", lambda ns, t: two_walks(ns, t, 16), GRADIENTS),
+            Rung(f"{wide} columns", f"no state kept, {K // wide} shares", lambda ns, t: two_loops(ns, t, wide, 4), GRADIENTS),
+            Rung("16 columns", f"more programs, {K // 16} shares", lambda ns, t: two_loops(ns, t, 16, 4), GRADIENTS),
+            Rung("one warp", "no waiting for other warps", lambda ns, t: two_loops(ns, t, 16, 1), GRADIENTS),
             Rung("finished operator", "blocks of tokens, as products", ours, GRADIENTS, finished=True),
         ],
-        sweeps=[Sweep("columns", "shares to add, or programs to spare", columns, two_walks, GRADIENTS)],
+        sweeps=[Sweep("columns", "shares to add, or programs to spare", columns, two_loops, GRADIENTS)],
         scratch=("shares of dq", "shares of dk"),
         tiny=lambda: ladder(B=2, T=7, H=2, K=32, columns=(16, 32), dtype=torch.float32),
     )

@@ -50,7 +50,7 @@ def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=C
         return {"o": t["o"][LAST]}
 
     def token_by_token(ns, t):
-        walk(t, 16, 1)
+        walk(ns, t, 16, 1)
         return {"o": t["o"][LAST]}
 
     def finished(ns, t):

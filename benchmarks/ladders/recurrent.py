@@ -2,7 +2,6 @@
 
 import torch
 
-from kernels.lessons.lesson_20 import forward_kernel
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 LAST = slice(-1, None)  # the sequence that is compared: the last, whose addresses are the largest
@@ -28,9 +27,9 @@ def inputs(device, B, T, H, K, dtype):
     return {"q": make(), "k": make(), "v": make(), "g": -torch.rand(B, T, H, device=device)}
 
 
-def walk(t, BLOCK_V, num_warps, B=None):
+def walk(names, t, BLOCK_V, num_warps, B=None):
     """Lesson 20's kernel on the first B sequences, or all."""
     q, k, v, g, o = (t[name][:B] for name in "qkvgo")
     (B, T, H, K), V = q.shape, v.shape[-1]
     grid = B, H, -(-V // BLOCK_V)
-    forward_kernel[grid](q, k, v, g, o, T, H, K, V, K**-0.5, K, BLOCK_V, num_warps=num_warps)
+    names["forward_kernel"][grid](q, k, v, g, o, T, H, K, V, K**-0.5, K, BLOCK_V, num_warps=num_warps)

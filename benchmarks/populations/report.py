@@ -11,6 +11,8 @@ from benchmarks import harness
 from benchmarks.populations import population
 from benchmarks.populations.fit import PROCESSORS
 from kernels.lab import style
+from kernels.lab.machine_record import numbers
+from kernels.lab.roofline import recorded
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = DOCS / "speed.md"
@@ -132,7 +134,7 @@ def behind(record):
     rows = sorted((row for row in record["rows"] if (ratio(row) or 1) < 1), key=ratio)
     lines = []
     if clear := [row for row in rows if ratio(row) < SLIGHT]:
-        lines += ["Held-out layers that are behind; copy, product: shares of these two rates.", ""]
+        lines += ["Held-out layers that are behind; copy, product: shares of what these two reached.", ""]
         lines += ["| layer | in | ratio | ours, ms | best peer | copy | product | |", "|---|---|---|---|---|---|---|---|"]
     for row in clear:
         best = population.best_peer(row)
@@ -194,6 +196,14 @@ def later(found):
     return "".join(" " + words for words in each)
 
 
+def _of_the_peak(machine):
+    """What the run's large product is of the machine's one peak, as text, where that was recorded."""
+    if machine["gpu"] != recorded("machine")["machine"]["gpu"]:
+        return ""
+    peak = numbers()["tensor_tflop_per_s"]
+    return f", {machine['matmul_tflop_per_s'] / peak:.2f} of the machine's peak of {peak}"
+
+
 def section(room, found):
     """The room's part of the page."""
     lines = [f"## {ROOMS[room]}", ""]
@@ -206,7 +216,8 @@ def section(room, found):
     lines += [
         f"One {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
         f"{machine['date']}.{later(found)}",
-        f"Copy rate {machine['copy_tb_per_s']} TB/s, matrix product {machine['matmul_tflop_per_s']} TFLOP/s.",
+        f"Copy rate {machine['copy_tb_per_s']} TB/s; a large matrix product, timed in the same run: "
+        f"{machine['matmul_tflop_per_s']} TFLOP/s{_of_the_peak(machine)}.",
         "",
         f"![{alt(room, found)}](images/speed_{room}.png)",
         "",

@@ -13,6 +13,7 @@ from kernels.lab.accesses import Operand, RaceInside
 
 _ADDRESS = "an address is no block: tl.zeros takes a shape and a type, tl.zeros((BLOCK,), tl.float32)"
 _EXPLAINED = (
+    ("'tuple' object has no attribute 'dtype'", "to a tuple of blocks one adds a tuple, X += (block,), with the comma"),
     ("Expected dtype ['fp32'", "this function takes float32: convert right after the load"),
     ("is not defined", "a name is used that no line above defines"),
     ("cannot access local variable", "a name is used before a line defines it"),
@@ -49,6 +50,10 @@ _EXPLAINED = (
         "you want; and Python's own sum, max and min take no block, but tl.sum, tl.max and tl.min do",
     ),
     ("unsupported tensor index", "a block has no part to pick: load the elements that you want, tl.load(x_ptr + ...)"),
+    (
+        "'tuple' object does not support",
+        "a tuple's blocks are not replaced: make a new tuple, block by block, new += (x,)",
+    ),
     ("does not support item assignment", "a kernel stores with tl.store(out_ptr + ..., value)"),
     ("Unsupported ptr type", "tl.load and tl.store take addresses, x_ptr + ..., and this is a block of values"),
     (

@@ -80,8 +80,13 @@ def recorded(fn: Callable, calls: list[Call], outputs: dict[int, str], given: tu
         return Recorded(error=explain(raised, given))
 
 
-def replayed(recording, call: Call, given=(), *, traced=False, poison=None, products=1.0) -> Outcome:
+def replayed(recording, call: Call, given=(), **how) -> Outcome:
     """What the launches of a recording leave, made on a call's tensors; see ``Submission.replay``."""
+    return performed(lambda: replay.replay(recording, call.given), call, given, **how)
+
+
+def performed(run: Callable, call: Call, given=(), *, traced=False, poison=None, products=1.0) -> Outcome:
+    """What ``run()`` leaves, which launches kernels on a call's tensors."""
     launches, undefined, error = [], [], None
     with contextlib.ExitStack() as stack:
         if products != 1.0:
@@ -92,7 +97,7 @@ def replayed(recording, call: Call, given=(), *, traced=False, poison=None, prod
             launches = stack.enter_context(trace.recording(helpers=given, far=call.far)).launches
         try:
             with watch.limited():
-                replay.replay(recording, call.given)
+                run()
         except watch.TooSlow as raised:
             error = explain_slow(raised, launches, watch.CALL_SECONDS, given)
         except Exception as raised:

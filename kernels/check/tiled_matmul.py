@@ -222,8 +222,8 @@ def triangle(case: Case) -> int:
 
 READ_LOOP = "Lesson 04, step 2"
 READ_STRIDES = "Lesson 01, step 4"
-READ_MASK = "Lesson 04, step 4"
-READ_FP32 = "Lesson 04, step 5"
+READ_MASK = "Lesson 04, step 3"
+READ_FP32 = "Lesson 04, step 4"
 
 EXERCISE = Exercise(
     name="tiled_matmul",

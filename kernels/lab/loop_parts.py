@@ -1,32 +1,56 @@
-"""What one pass through a compiled loop asks of the warp that runs it: instructions, trips through shared memory, turns."""
+"""What one pass through a compiled loop asks of the warp that runs it, and how long it takes a program that is alone."""
 
+import re
 from collections import Counter
 from typing import NamedTuple
 
 from kernels.lab.compile_report import CompileReport
-from kernels.lab.loops import SASS, Code
+from kernels.lab.loops import SASS, Code, Instruction
 from kernels.lab.machine_record import numbers
 
-WIDE = {".128": 4, ".64": 2}  # a turn serves 32 lanes with 4 bytes each
+ARITHMETIC = 4  # ticks until a multiply-add's result can be used
+WIDE = {".128": 4, ".64": 2}  # registers; and turns of shared memory, each of which serves 32 lanes with 4 bytes
+_REGISTER = re.compile(r"\b(UR|UP|R|P)(\d+)(\.64)?")
+_NO_RESULT = ("ST", "RED", "BAR", "BRA", "NOP", "EXIT", "WARPSYNC", "MEMBAR")
+_ON_ITS_WAY = ("LDS", "SHFL", "MUFU", "LDC")  # answered about as late as L1, which is the same unit as shared memory
 
 
 class LoopParts(NamedTuple):
-    """One pass, one warp. ``counts`` has every instruction by its name.
-
-    trips: how often the warp hands numbers to shared memory, or to its own other lanes, and waits for what comes back.
-    turns: how many turns of shared memory it takes, each 128 bytes; a shuffle is one.
-    """
+    """One pass of one warp. turns: of shared memory, a shuffle is one. counts: of every instruction, by its name."""
 
     instructions: int
-    trips: int
     turns: int
     counts: Counter
+    body: list[Instruction]
 
-    def work_ns(self, num_warps: int = 1) -> float:
-        """What a program alone needs for a pass whose rows are there: a warp starts an instruction in a tick, the warps
-        share the turns, and each trip takes as long as one to L1."""
+    def pass_ns(self, rows_ns: float, num_warps: int = 1) -> float:
+        """How long a pass takes if no other program is in the way and what is loaded from memory comes after ``rows_ns``.
+
+        An instruction starts a tick after the one before it, and not before its operands are there; the warps of a program
+        share the turns, and are otherwise taken to be in step.
+        """
         known = numbers()
-        return max(self.instructions, num_warps * self.turns) / known["ghz"] + self.trips * known["l1_ns"]
+        ticks, trip = known["ghz"], known["l1_ns"]
+        ready: dict[str, float] = {}
+        starts, now, free = [], 0.0, 0.0
+        for _ in range(4):  # the last pass begins with what the ones before it left
+            starts.append(now)
+            for instruction in self.body:
+                name = instruction.opcode
+                results, operands = _registers(instruction)
+                now = max([now, *(ready.get(register, 0.0) for register in operands)])
+                late = ARITHMETIC
+                if name.startswith("LDG"):
+                    late = rows_ns * ticks
+                elif name.startswith(_ON_ITS_WAY):
+                    late = trip * ticks
+                if turns := _turns(name):
+                    now = max(now, free)
+                    free = now + num_warps * turns
+                    late += num_warps * turns
+                ready |= dict.fromkeys(results, now + late)
+                now += 1
+        return (starts[-1] - starts[-2]) / ticks
 
 
 def loop_parts(report: CompileReport) -> LoopParts:
@@ -35,7 +59,33 @@ def loop_parts(report: CompileReport) -> LoopParts:
     loops = code.loops().values()
     if not loops:
         raise ValueError(f"report is of {report.kernel}, in which no loop is left")
-    counts = Counter(code.instructions[i].opcode for i in max(loops, key=len))
-    shared = {name: count for name, count in counts.items() if name.startswith(("LDS", "STS", "SHFL"))}
-    turns = sum(count * next((n for end, n in WIDE.items() if name.endswith(end)), 1) for name, count in shared.items())
-    return LoopParts(counts.total(), sum(n for name, n in shared.items() if not name.startswith("LDS")), turns, counts)
+    body = [code.instructions[i] for i in sorted(max(loops, key=len))]
+    counts = Counter(instruction.opcode for instruction in body)
+    return LoopParts(len(body), sum(_turns(name) * count for name, count in counts.items()), counts, body)
+
+
+def _turns(name: str) -> int:
+    return _width(name) if name.startswith(("LDS", "STS")) else int(name.startswith("SHFL"))
+
+
+def _width(name: str) -> int:
+    return next((registers for end, registers in WIDE.items() if end in name), 1)
+
+
+def _registers(instruction: Instruction) -> tuple[list[str], list[str]]:
+    """The registers that an instruction writes, and those that it reads."""
+    name, operands = instruction.opcode, re.split(r",(?![^\[]*\])", instruction.operands)
+    results, at = [], 0
+    if not name.startswith(_NO_RESULT):  # a register, and predicates before and behind it
+        wide = 2 if name.startswith("CS2R") or ".WIDE" in name else _width(name)
+        for kind in ("U?P",) if "SETP" in name else ("U?P", "U?R", "U?P"):
+            while at < len(operands) and (found := re.fullmatch(rf"({kind})(\d+|T|Z)(\.\w+)*", operands[at].strip())):
+                number = int(found[2]) if found[2].isdigit() else None
+                count = wide if "R" in found[1] and number is not None else 1
+                results += [f"{found[1]}{found[2] if number is None else number + i}" for i in range(count)]
+                at += 1
+                if "R" in found[1]:
+                    break
+    read = [instruction.predicate, *operands[at:]]
+    names = [(kind, int(number), pair) for text in read for kind, number, pair in _REGISTER.findall(text)]
+    return results, [f"{kind}{number + i}" for kind, number, pair in names for i in range(2 if pair else 1)]

@@ -3,7 +3,7 @@
 notebooks, lessons → lab, check, gluon_model, lessons, operators;  check → lab, gluon_model, reference.py of the rooms;
 gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
 runtime → _low_precision, _triton_interpreter, _triton_mode;  lab's private names → _low_precision;
-benchmarks → operators, lab.roofline, and the tuner → common.configs, whose tables it writes.
+benchmarks → operators, lessons, lab.roofline, and the tuner → common.configs, whose tables it writes.
 """
 
 import ast
@@ -69,9 +69,9 @@ def may(importer: str, imported: str) -> bool:
             return True  # these write the tables that are read there, or what is chosen with them
         if importer == "benchmarks.flex_attention" and imported == "kernels.common.operator":
             return True  # it empties the plans when it changes what they were made from
-        if importer == "benchmarks.populations.report" and imported == "kernels.lab.style":
+        if importer == "benchmarks.populations.report" and imported in ("kernels.lab.style", "kernels.lab.machine_record"):
             return True  # its plots look as the lessons' do
-        return part in ROOMS or imported == "kernels.lab.roofline"
+        return part in (*ROOMS, "lessons") or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
     below = ("_low_precision", "_triton_interpreter", "_triton_mode")  # what the runtime puts right
     if part in below:

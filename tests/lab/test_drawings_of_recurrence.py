@@ -60,10 +60,10 @@ def test_the_walks_go_opposite_ways_and_meet_only_for_a_gate(gates, red):
 
 
 def test_errors_have_a_panel_for_each_experiment_and_a_line_for_each_formula():
-    lines = {"one": [1e-7, 1e-6], "other": [1e-3, 1e3]}
+    lines = {"sum form": [1e-7, 1e-6], "running sum": [1e-3, 1e3]}
     figure = drawings.gate_errors({"first": ([0, -20], lines), "second": ([0, -20], lines)}, "gate", alt="two panels")
     assert [ax.get_title() for ax in figure.axes] == ["first", "second"] and figure.alt == "two panels"
-    assert all([line.get_label() for line in ax.lines][:2] == ["one", "other"] for ax in figure.axes)
+    assert all([line.get_label() for line in ax.lines][:2] == ["sum form", "running sum"] for ax in figure.axes)
 
 
 def test_a_chunks_gradients_have_a_share_of_its_pairs_and_one_of_a_state():
@@ -85,3 +85,8 @@ def test_a_wall_stands_in_front_of_its_token_and_the_front_turns():
 def test_a_step_asked_for_ahead_is_as_long_as_its_longer_part():
     figure = drawings.step_chain({"rows": 400, "instructions": 160, "trips": 100})
     assert "660 ns" in figure.alt and "takes 400 ns" in figure.alt
+
+
+def test_an_undone_step_multiplies_the_error_and_the_figure_says_when_all_is_lost():
+    figure = drawings.undone_steps({"decay 0.5": [2.0**t * 1e-7 for t in range(30)], "decay 1": [1e-7] * 30})
+    assert "decay 0.5 is lost after 25 steps" in figure.alt and "decay 1 is right to 1e-07 after 30" in figure.alt

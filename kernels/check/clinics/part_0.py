@@ -251,6 +251,6 @@ FAULTY = (
                 (ROUNDS, "for step in range(K // BLOCK_K + 1):"),
             ),
         ),
-        lesson="Lesson 04, step 4",
+        lesson="Lesson 04, step 3",
     ),
 )

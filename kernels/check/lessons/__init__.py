@@ -208,7 +208,8 @@ class _Held:
         wrong = unlike(theirs, right)
         for poison in Undefined.POISONS[1:] if theirs.undefined and not wrong else ():
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
-        if told := [*out_of_bounds(theirs.trace), *races(theirs.trace)]:
+        between = [] if _between(right.trace) else _between(theirs.trace)
+        if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
             why = cause() if wrong else ""
             return Finding(told[0] + f" The answer is as if {why}." * bool(why))
         if not wrong:
@@ -271,6 +272,21 @@ class _Held:
                 return Answered(error=": ".join(explain(raised)), trace=recorded)
         results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         return Answered(results, "", recorded, list(undefined.lines), launched)
+
+
+def _between(recorded: Trace) -> list[str]:
+    """A sentence for each tensor on whose elements programs of one launch conflict: their order is not fixed."""
+    found = []
+    for launch in recorded.launches:
+        for name, elements in launch.races().items():
+            element, (one, other, *_) = next(iter(elements.items()))
+            stored = launch.programs(name, "store")
+            does = "store" if sum(element in those for those in stored.values()) > 1 else "store and load"
+            some = f"{len(elements)} element{'s' * (len(elements) > 1)} of {name.removesuffix('_ptr')}"
+            found.append(
+                f"programs {one} and {other} both {does} element {element}, one of {some}, and nothing orders them."
+            )
+    return found
 
 
 def _traffic(accesses) -> dict[str, int]:

@@ -1,9 +1,9 @@
-"""Lesson 25's "Your turn" cells: a square of scores by its middle, a chunk's gradient row by row, a constant gate's."""
+"""Lesson 25's "Your turn" cell: a square of scores by its middle."""
 
 import torch
 
 from kernels.check.steps import step
-from kernels.check.steps.helpers import described, difference, values
+from kernels.check.steps.helpers import difference, values
 
 
 @step("25-middle", "a square of scores as one product, with its reference point")
@@ -39,52 +39,3 @@ def middle(answer):
                 "point must lie between any late and any early token"
             )
     return ""
-
-
-@step("25-rows", "the gradient of the state that enters, with a gate for each row")
-def rows(answer):
-    """K = V, where columns may pass for rows; each part alone first."""
-    q, do, gk, dS = (values(*shape, seed=i, dtype=torch.float64) for i, shape in enumerate([(5, 4)] * 3 + [(4, 4)]))
-    Gamma, c = (-gk.abs()).cumsum(0), 0.5
-    last = Gamma[-1].exp()
-    through = answer(0 * q, do.clone(), Gamma.clone(), dS.clone(), c)
-    for other, why in (
-        (dS, "What comes through the chunk does not fade"),
-        (last * dS, "Columns fade: a gate by key channel fades a row, so the chunk's decays stand as a column, [:, None]"),
-        (Gamma[0].exp()[:, None] * dS, "What comes through fades by the first token's gates alone: it passes all of them"),
-    ):
-        if not difference("", through, other):
-            return why
-    if said := difference("What comes through the chunk", through, last[:, None] * dS):
-        return said
-    read = answer(q.clone(), do.clone(), Gamma.clone(), 0 * dS, c)
-    for other, why in (
-        ((q * Gamma.exp()).T @ do, "The queries' share lacks c, the scale of the scores"),
-        (c * q.T @ do, "The queries' share does not fade: token t read the state behind the gates of tokens 1 to t"),
-        (c * (q * (Gamma[-1] - Gamma).exp()).T @ do, "A key passes the gates behind its token t, and a query those up to it"),
-        (c * (do.T @ (q * Gamma.exp())), "The queries' share is transposed: a state has the key's channels as rows"),
-    ):
-        if not difference("", read, other):
-            return why
-    return difference("The queries' share", read, c * (q * Gamma.exp()).T @ do)
-
-
-@step("25-gamma", "the gradient of a constant gate, from pairs")
-def gamma(answer):
-    """Pairs of all distances, the diagonal included."""
-    W = values(6, 6, dtype=torch.float64).tril()
-    apart = torch.arange(6, device=W.device)[:, None] - torch.arange(6, device=W.device)
-    wanted, got = (W * apart).sum(), answer(W.clone())
-    if got is None or getattr(got, "numel", lambda: 1)() != 1:
-        return f"A number is asked for, and this is {described(got)}"
-    for other, why in (
-        (W.sum(), "Each pair is counted once: W[t, s] stands in the sum of every gate between the two"),
-        (W.tril(-1).sum(), "Each pair is counted once: W[t, s] stands in the sum of every gate between the two"),
-        ((W * (apart + 1)).sum(), "A pair counts once too often: the gate of s itself acted before s wrote"),
-        ((W * (apart - 1)).sum(), "A pair counts once too little: the gate of t itself acts before t reads"),
-        (-wanted, "The sign is turned: between s and t lie t - s gates"),
-        (sum(W[: u + 1, u + 1 :].sum() for u in range(6)), "Rows are queries and columns keys: that sums where W is 0"),
-    ):
-        if not difference("", got, other):
-            return why
-    return difference("The gradient", got, wanted)

@@ -99,7 +99,8 @@ def _chunks(first, GROUPS, BN, R, S):
 
 #: Kind of finding -> what in this storer leads to it, in the order in which they are asked for.
 CAUSES = {
-    "wrong phase": "The storer waits for another round than its own: the parity turns once in SUMS tiles",
+    "wrong phase": "The storer waits for another round than its own, or signals for another accumulator: the slot is "
+    "tile % SUMS, for both barriers, and the parity turns once in SUMS tiles",
     "early read": "Sums are read before they are complete: wait for the phase of this round",
     "barrier": "The arrival goes to a barrier that waits for somebody else's: the storer says that the sums are *stored*",
     "early overwrite": "An accumulator is filled again while it is read: tell whoever fills it, on its own barrier",
@@ -116,7 +117,8 @@ def store(run):
         except RuntimeError as stopped:
             if "index" not in str(stopped):
                 raise
-            return f"With {SUMS} accumulators there is none of the number that you ask for: how many there are is SUMS"
+            accumulators = f"{SUMS} accumulator{'s' * (SUMS > 1)}"
+            return f"With {accumulators} there is none of the number that you ask for: how many there are is SUMS"
         if said := said_by_model(result, right, CAUSES, f"{SUMS} accumulator{'s' * (SUMS > 1)}"):
             return said
     return ""

@@ -57,7 +57,7 @@ def turn(answer):
 @step("53-deal", "items back and forth")
 def deal(answer):
     """Rounds that are whole and a last one that is not, forwards and backwards, one program, more programs than items."""
-    for items, programs in ((16, 4), (10, 4), (7, 3), (5, 1), (3, 8)):
+    for items, programs in ((16, 4), (10, 4), (7, 3), (6, 4), (14, 4), (5, 1), (3, 8)):
         rounds = [list(range(first, first + programs)) for first in range(0, items, programs)]
         taken = set()
         for program in range(programs):
@@ -71,6 +71,8 @@ def deal(answer):
             taken |= set(got)
             if got == right:
                 continue
+            short = [range(first, min(first + programs, items)) for first in range(0, items, programs)]
+            turned = [list(reversed(row)) if turn % 2 else list(row) for turn, row in enumerate(short)]
             why = "every second round runs from the last program to the first"
             if got == [item for item in range(program, items, programs)]:
                 why = "you begin every round with program 0, so it gets the longest item each time"
@@ -78,6 +80,8 @@ def deal(answer):
                 why = f"there are only {items} items: the last round may not be whole"
             elif got == [row[program] if turn % 2 else row[-1 - program] for turn, row in enumerate(rounds)]:
                 why = "round 0 runs forwards"
+            elif got == [row[program] for row in turned if program < len(row)]:
+                why = "a short round that runs back begins with the last program, too: the first ones get nothing"
             elif got == right[:-1]:
                 why = "an item is missing in the last round"
             return f"Of {items} items and {programs} programs, program {program} gets {got}, expected {right}: {why}"

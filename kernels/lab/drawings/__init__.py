@@ -30,10 +30,19 @@ from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, 
 from kernels.lab.drawings.online_softmax import online_softmax
 from kernels.lab.drawings.pipelines import happens_before, ping_pong, registers, ring, ring_depths
 from kernels.lab.drawings.recurrence import handed_on, packed_wall, state_step, step_chain
-from kernels.lab.drawings.recurrence_backward import chunk_gradients, gate_errors, gradient_step, two_walks
+from kernels.lab.drawings.recurrence_backward import (
+    FORMULAS,
+    chunk_gradients,
+    gate_errors,
+    gate_parts,
+    gradient_step,
+    two_walks,
+    undone_steps,
+)
 from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
 
 __all__ = [
+    "FORMULAS",
     "address_tile",
     "attention_backward",
     "block_lists",
@@ -50,6 +59,7 @@ __all__ = [
     "conv_window",
     "conv_words",
     "gate_errors",
+    "gate_parts",
     "gradient_step",
     "handed_on",
     "happens_before",
@@ -79,6 +89,7 @@ __all__ = [
     "tile_order",
     "tile_sectors",
     "two_walks",
+    "undone_steps",
     "views",
     "walk",
     "wgrad_tiles",

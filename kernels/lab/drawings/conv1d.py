@@ -2,7 +2,7 @@
 
 import struct
 
-from kernels.lab.drawings.language import NOTE, Place, drawing, filmstrip, ink
+from kernels.lab.drawings.language import TEXT, Place, drawing, filmstrip, ink
 
 
 def _sign(number) -> str:
@@ -23,8 +23,8 @@ def conv_window(x, k):
             hatch=lambda r, c: "....." if c < W - 1 and t <= c < t + W else "",
         )  # fmt: skip
         for j in range(first, T):
-            board.text(j + 0.5, -0.32, _sign(j), size=NOTE, colour="#555555")
-        board.text(first - 0.25, -0.32, "time", size=NOTE, colour="#555555", ha="right")
+            board.text(j + 0.5, -0.32, _sign(j), size=TEXT, colour="#555555")
+        board.text(first - 0.25, -0.32, "time", size=TEXT, colour="#555555", ha="right")
         board.text(first - 0.25, 0.5, "X", ha="right")
         board.cells(t + first, 1.35, 1, W, "weight", label=[[_sign(v) for v in k[t]]], text_size=9)
         for w in range(W):
@@ -35,7 +35,9 @@ def conv_window(x, k):
         board.arrow((t + 0.5, 2.37), (t + 0.5, 2.87), "output", width=1.0)
         board.text(first - 0.25, 3.4, "y", ha="right")
 
-    titles = [" + ".join(f"{k[t][w]}·{X[t + w]}" for w in range(W)).replace("+ -", "− ") + f" = {y[t]}" for t in range(T)]
+    titles = [
+        " + ".join(f"{k[t][w]}·{X[t + w]}" for w in range(W)).replace("+ -", "− ") + f" = {y[t]}" for t in range(T)
+    ]
     titles = [title.replace("-", "−") for title in titles]
     return filmstrip(
         7.6, 4.3, draw, titles, columns=2,
@@ -67,13 +69,19 @@ def conv_band(T, W, *boundaries):
         documents = [(n, a, b) for n, (a, b) in enumerate(zip(cu, cu[1:])) if b > a]
         for n, a, b in documents:
             place = Place(a, a, b - a, b - a)
-            board.frame(place, "program", f"document {n}" if len(documents) > 1 else "", side="right" if b < T else "left")
+            board.frame(
+                place,
+                "program",
+                f"document {n}" if len(documents) > 1 else "",
+                side="right" if b < T else "left",
+                size=TEXT,
+            )
         step = 1 if T <= 12 else 4
         for j in range(0, T, step):
-            board.text(j + 0.5, -0.4, str(j), size=NOTE, colour="#555555")
-            board.text(-0.4, j + 0.5, str(j), size=NOTE, colour="#555555")
-        board.text(T / 2, -1.15, "input j", size=NOTE)
-        board.text(-0.4, -0.4, "t", size=NOTE)
+            board.text(j + 0.5, -0.4, str(j), size=TEXT, colour="#555555")
+            board.text(-0.4, j + 0.5, str(j), size=TEXT, colour="#555555")
+        board.text(T / 2, -1.15, "input j", size=TEXT)
+        board.text(-0.4, -0.4, "t", size=TEXT)
 
     lengths = [[b - a for a, b in zip(cu, cu[1:])] for cu in boundaries]
     titles = [
@@ -99,15 +107,15 @@ def conv_tile(T=11, W=3, first=4, BLOCK_T=4, BLOCK_D=4):
             start = low if grid is x else first
             board.frame(grid.span(range(start, start + BLOCK_T), range(BLOCK_D)), "program", width=1.6)
         for t in range(T):
-            board.text(-0.3, t + 0.5, str(t), size=7, colour="#555555", ha="right")
+            board.text(-0.3, t + 0.5, str(t), size=TEXT, colour="#555555", ha="right")
         board.text(BLOCK_D + 1.1, first + BLOCK_T / 2, "×", size=12)
         board.arrow((2 * BLOCK_D + 2.5, first + BLOCK_T / 2), (2 * BLOCK_D + 4.2, first + BLOCK_T / 2), "accumulator")
         for grid, name in ((x, "x"), (k, f"k, tap {w}"), (y, "acc")):
-            board.text(grid.x + grid.w / 2, T + 0.6, name, size=NOTE)
+            board.text(grid.x + grid.w / 2, T + 0.6, name, size=TEXT)
 
     titles = [f"tap {w}: j = t − {W - 1 - w}" if w < W - 1 else f"tap {w}: j = t" for w in range(W)]
     return filmstrip(
-        7.8, 2.7, draw, titles,
+        7.8, 3.0, draw, titles,
         alt=f"{W} frames, a tap each: three columns of {T} times by {BLOCK_D} channels. In the weights and in "
             f"the accumulator rows {first} to {first + BLOCK_T - 1} are framed in every frame; in x the framed "
             f"rows begin at {first - W + 1} for tap 0 and move down by one with every tap.",
@@ -127,8 +135,8 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
             board.cells(S, 0, 1, L, "input", label=[list(names[S : S + L])], text_size=9)
             board.name("input", "piece")
         for j in range(-S, L):
-            board.text(j + S + 0.5, -0.35, _sign(j), size=7, colour="#555555")
-        board.text(-0.2, -0.35, "time", size=7, colour="#555555", ha="right")
+            board.text(j + S + 0.5, -0.35, _sign(j), size=TEXT, colour="#555555")
+        board.text(-0.2, -0.35, "time", size=TEXT, colour="#555555", ha="right")
         board.text(-0.2, 0.5, "X", ha="right")
         board.frame(Place(L, 0, S, 1), "program", width=2.2)
         board.cells(L, 2.0, 1, S, "memory", label=[list(names[L : L + S])], text_size=9)
@@ -136,8 +144,8 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
             board.arrow((L + s + 0.5, 1.08), (L + s + 0.5, 1.95), width=0.9)
         board.text(L - 0.2, 2.5, "s'", ha="right")
         for s in range(S):
-            board.text(L + s + 0.5, 3.35, str(s), size=7, colour="#555555")
-        board.text(L - 0.2, 3.35, "slot", size=7, colour="#555555", ha="right")
+            board.text(L + s + 0.5, 3.35, str(s), size=TEXT, colour="#555555")
+        board.text(L - 0.2, 3.35, "slot", size=TEXT, colour="#555555", ha="right")
 
     titles = [f"L = {L}" for L in pieces]
     return filmstrip(
@@ -148,7 +156,7 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
     )  # fmt: skip
 
 
-def conv_loads(W=4, BLOCK_D=128, threads=128, shown=12):
+def conv_loads(W=4, BLOCK_D=128, threads=128, shown=10):
     """Which thread takes which of a program's weights, in loads of one number and in loads of a channel's W numbers.
 
     The weights stand in memory's order, a row for each ``threads`` of them, of which the first ``shown`` are drawn.
@@ -161,17 +169,17 @@ def conv_loads(W=4, BLOCK_D=128, threads=128, shown=12):
         grid = board.cells(0, 0, rows, shown, "weight", size=(1.25, 1), lit=lambda r, c: taken(r, c) == 0)
         for r in range(rows):
             for c in range(shown):
-                board.text(*grid.cell(r, c).middle, str(taken(r, c)), size=7, halo=False)
-            board.text(-0.3, r + 0.5, f"weight {r * threads}", size=7, colour="#555555", ha="right")
-            board.text(1.25 * shown + 0.2, r + 0.5, "…", size=NOTE, ha="left")
+                board.text(*grid.cell(r, c).middle, str(taken(r, c)), size=TEXT, halo=False)
+            board.text(-0.3, r + 0.5, f"weight {r * threads}", size=TEXT, colour="#555555", ha="right")
+            board.text(1.25 * shown + 0.2, r + 0.5, "…", size=TEXT, ha="left")
         for r in range(rows if each == 1 else 1):
             text = f"load {r + 1}" if each == 1 else "load 1"
             board.frame(Place(0, r, 1.25 * each, 1), "program", width=1.8)
-            board.text(1.25 * shown + 1.1, r + 0.5, text, size=7, colour=ink("program"), ha="left")
+            board.text(1.25 * shown + 1.1, r + 0.5, text, size=TEXT, colour=ink("program"), ha="left")
 
     titles = [f"stride unknown: {rows} loads of 2 bytes", f"stride known: 1 load of {2 * W} bytes"]
     return filmstrip(
-        7.8, 1.35, draw, titles, key=False,
+        7.8, 1.75, draw, titles, key=False,
         alt=f"The weights of one program in {rows} rows of {threads}, of which {shown} are drawn, in each the number of "
             f"the thread that takes it. Left, thread 0 takes the first weight of every row, {rows} loads; right, it takes "
             f"the first {W} weights of the first row, one load.",
@@ -189,11 +197,11 @@ def conv_banks(apart=(48, 64, 128), lanes=32, bank=4, banks=32):
         for b in range(banks):
             for level in range(fallen[i].count(b)):
                 board.box(b, height - 1 - level, 1, 1, "program", width=0.3)
-        board.text(0.5, height + 1.6, "bank 0", size=7, colour="#555555", ha="left")
-        board.text(banks, height + 1.6, f"{banks - 1}", size=7, colour="#555555", ha="right")
+        board.text(0.5, height + 1.6, "bank 0", size=TEXT, colour="#555555", ha="left")
+        board.text(banks, height + 1.6, f"{banks - 1}", size=TEXT, colour="#555555", ha="right")
         at = (8.6, height - turns[i] / 2) if turns[i] > 8 else (banks / 2, height - turns[i] - 2.5)
-        board.text(*at, f"{turns[i]} turns", size=NOTE)
-        board.text(0, 0, " ", size=7)
+        board.text(*at, f"{turns[i]} turns", size=TEXT)
+        board.text(0, 0, " ", size=TEXT)
 
     titles = [f"lanes {step} bytes apart" for step in apart]
     return filmstrip(
@@ -213,12 +221,12 @@ def conv_words(G=4, W=3):
             0, 0, 1, n, "weight", size=(1.5, 1.1), hatch=lambda r, f: "//" if f // W % 2 else "",
         )  # fmt: skip
         for f in range(n):
-            board.text(1.5 * f + 0.75, 0.55, f"tap {f % W}", size=NOTE)
+            board.text(1.5 * f + 0.75, 0.55, f"tap {f % W}", size=TEXT)
         for m in range(W):
             name = f"word {m}: one load of {16 * G} bits"
-            board.brace(1.5 * m * G + 0.1, 1.5 * (m + 1) * G - 0.1, -0.45, name, role="program")
+            board.brace(1.5 * m * G + 0.1, 1.5 * (m + 1) * G - 0.1, -0.45, name, role="program", size=TEXT)
         for c in range(G):
-            board.brace(1.5 * c * W + 0.1, 1.5 * (c + 1) * W - 0.1, 1.55, f"channel {c}", depth=-0.25)
+            board.brace(1.5 * c * W + 0.1, 1.5 * (c + 1) * W - 0.1, 1.55, f"channel {c}", depth=-0.25, size=TEXT)
 
     return filmstrip(
         7.8, 1.55, draw, [""], key=False,
@@ -227,8 +235,9 @@ def conv_words(G=4, W=3):
     )  # fmt: skip
 
 
-def word_bits(values, lane=2):
-    """What ``lane`` does to a 64-bit word of four bfloat16 values: shift it to the low end, keep 16 bits, put zeros below.
+def word_bits(values, taken=2):
+    """How one number, at place ``taken``, leaves a 64-bit word of four bfloat16 values: shifted to the low end, its 16 bits
+    kept, zeros put below.
 
     Four rows, from top to bottom; bits of equal worth stand under each other.
     """
@@ -237,32 +246,32 @@ def word_bits(values, lane=2):
 
     def draw(board):
         rows = [
-            ("1. the word", {place: f"{b:04x}" for place, b in enumerate(bits)}, lane),
-            (f"2. shifted right by {16 * lane} bits", {p - lane: f"{bits[p]:04x}" for p in range(lane, 4)}, 0),
-            ("3. its low 16 bits", {0: f"{bits[lane]:04x}"}, 0),
-            ("4. 16 zeros below: a float32", {1: f"{bits[lane]:04x}", 0: "0000"}, 1),
+            ("1. the word", {place: f"{b:04x}" for place, b in enumerate(bits)}, taken),
+            (f"2. shifted right by {16 * taken} bits", {p - taken: f"{bits[p]:04x}" for p in range(taken, 4)}, 0),
+            ("3. its low 16 bits", {0: f"{bits[taken]:04x}"}, 0),
+            ("4. 16 zeros below: a float32", {1: f"{bits[taken]:04x}", 0: "0000"}, 1),
         ]
         for place in range(4):
             at = (3 - place + 0.5) * wide
-            board.text(at, -1.15, f"place {place}: {_sign(values[place])}", size=NOTE)
-            board.text(at, -0.45, f"bits {16 * place + 15} to {16 * place}", size=7, colour="#555555")
+            board.text(at, -1.15, f"place {place}: {_sign(values[place])}", size=TEXT)
+            board.text(at, -0.45, f"bits {16 * place + 15}–{16 * place}", size=TEXT, colour="#555555")
         for r, (name, shown, here) in enumerate(rows):
             y = 2.1 * r
-            board.text(-0.4, y + 0.6, name, size=NOTE, ha="right")
+            board.text(-0.4, y + 0.6, name, size=TEXT, ha="right")
             for place in range(2 if r == 3 else 4):
                 text = shown.get(place, "0000")
                 board.box((3 - place) * wide, y, wide, 1.2, "input" if place == here else None, text, size=10)
         middle = lambda place: (3 - place + 0.5) * wide  # noqa: E731
-        for r, (before, after) in enumerate(((lane, 0), (0, 0), (0, 1))):
+        for r, (before, after) in enumerate(((taken, 0), (0, 0), (0, 1))):
             board.arrow((middle(before), 2.1 * r + 1.2), (middle(after), 2.1 * (r + 1)), "input", width=1.1)
-        board.text(4 * wide + 0.4, 3 * 2.1 + 0.6, f"= {_sign(values[lane])}", size=NOTE, ha="left")
+        board.text(4 * wide + 0.4, 3 * 2.1 + 0.6, f"= {_sign(values[taken])}", size=TEXT, ha="left")
 
     hexadecimal = [f"{b:04x}" for b in reversed(bits)]
     return drawing(
         7.0, 2.9, draw, key=False,
         alt=f"Four rows, from top to bottom. A word of four boxes of 16 bits, in hexadecimal {', '.join(hexadecimal)} from "
-            f"the high end; the same shifted so that place {lane} stands lowest; that box with zeros for all others; and "
-            f"that box over sixteen zeros, 32 bits in all, which as a float32 is {values[lane]:g}.",
+            f"the high end; the same shifted so that place {taken} is the lowest; that box with zeros for all others; and "
+            f"that box over sixteen zeros, 32 bits in all, which as a float32 is {values[taken]:g}.",
     )  # fmt: skip
 
 
@@ -276,9 +285,9 @@ def conv_walk(W=4, first=8, steps=3, before=3, after=3):
         new = list(held) if i == 0 else [t]
         board.cells(
             0, 0, 1, high - low, "input", size=(1, 1), label=[list(range(low, high))], lit=lambda r, c: low + c in new,
-            text_size=NOTE,
+            text_size=TEXT,
         )  # fmt: skip
-        board.text(-0.3, 0.5, "x in memory", ha="right", size=NOTE)
+        board.text(-0.3, 0.5, "x in memory", ha="right", size=TEXT)
         start = first - W + 1 - low
         left = start if i == 0 else start + i - 1
         for slot in range(W):
@@ -286,14 +295,14 @@ def conv_walk(W=4, first=8, steps=3, before=3, after=3):
             filled = j in held
             board.box(left + slot, 2.2, 1, 1, "input" if filled else None, str(j) if filled else "", lit=filled, size=9)
         board.frame(Place(left, 2.2, W, 1), "program", width=1.8)
-        board.text(left - 0.3, 2.7, "registers", ha="right", size=NOTE)
+        board.text(left - 0.3, 2.7, "registers", ha="right", size=TEXT)
         for j in new:
             board.arrow((j - low + 0.5, 1.05), (left + (j - held[0]) + 0.5, 2.15), "input", width=1.2)
         board.cells(
             first - low, 4.4, 1, steps, "output", label=[[str(first + s) if first + s <= t else "" for s in range(steps)]],
-            lit=lambda r, c: first + c <= t, text_size=NOTE,
+            lit=lambda r, c: first + c <= t, text_size=TEXT,
         )  # fmt: skip
-        board.text(first - low - 0.3, 4.9, "y", ha="right", size=NOTE)
+        board.text(first - low - 0.3, 4.9, "y", ha="right", size=TEXT)
         if i:
             board.arrow((left + W / 2, 3.25), (t - low + 0.5, 4.35), "output", width=1.2)
 

@@ -1,5 +1,4 @@
-"""What was measured of lesson 04's kernels: its three knobs, the climb under the roofs,
-and its sizes on the reader's own GPU."""
+"""What was measured of lessons 04 and 05: the climb under the roofs, three knobs, and sizes on the reader's own GPU."""
 
 import numpy as np
 
@@ -9,11 +8,13 @@ from kernels.lab.machine_record import SECTOR
 from kernels.lab.roofline import recorded
 
 #: The tile of each rung that has one; "naive" computes one element, and its columns of b cost a sector a number.
-TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "pipelining")} | {"larger tile": (128, 256)}
-LEVELS = 0.1, 2500.0  # TFLOP/s, the ends of the roofline's axis
+TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "buffers")}
+TILES |= {"128 × 128": (128, 128), "128 × 256": (128, 256), "four buffers": (128, 256)}
+#: The ends of a roofline's axes, by lesson: operations per byte, TFLOP/s; and where the ridge's name stands.
+ENDS = {"04": ((0.03, 600.0), (0.1, 2500.0), 0.2), "05": ((8.0, 400.0), (25.0, 2000.0), 30.0)}
 
 
-def matmul_sweeps(lesson: str = "04"):
+def matmul_sweeps(lesson: str = "05"):
     """What the lesson's three knobs do on the recorded GPU: the tile over its box, the order, the steps under way."""
     record = recorded(f"ladder_{lesson}")
     found = {sweep["name"]: {row["value"]: row["ms"] for row in sweep["rows"]} for sweep in record["sweeps"]}
@@ -57,7 +58,9 @@ def _orders_side_by_side(ax, record, found) -> str:
         ax.annotate(f"N = {columns:,}", (0, times[0]), (8, -3) if i else (2, -14), **note)
         told.append(f"{times[0]:.2f} at GROUP_M 1 for N = {columns:,}")
     ax.set_xticks(range(len(found["GROUP_M"])), [str(value) for value in found["GROUP_M"]])
-    ax.set(xlabel="GROUP_M", ylabel="time, where the best is 1", title="the order (128×256, 4 buffers)", ylim=(0.9, 1.25))
+    ax.set(
+        xlabel="GROUP_M", ylabel="time, where the best is 1", title="the order (128×256, 4 buffers)", ylim=(0.9, 1.25)
+    )
     return f"Middle, time against GROUP_M, relative to the best: {' and '.join(told)}; all others are near 1."
 
 
@@ -73,10 +76,13 @@ def _steps_under_way(ax, record, found) -> str:
     return f"Right, time against num_stages: {', '.join(f'{count}: {ms:.2g} ms' for count, ms in times.items())}."
 
 
-def matmul_roofline(lesson: str = "04"):
+def matmul_roofline(lesson: str = "05", *, predicted=None):
     """The ladder's rungs below min(top, bandwidth * operations per byte), with the recorded ceilings of lesson 03's machine.
 
-    A rung's bytes are those that its programs ask for, in whole sectors.
+    A rung's bytes are those that its programs ask for, in whole sectors. The top is that of the tensor cores, in lesson 04
+    that of ordinary multiply-adds.
+
+    predicted: what ``predict`` returned, by the rung's label: a hollow mark each.
     """
     record = recorded(f"ladder_{lesson}")
     M, N, K = (record["shape"][axis] for axis in "MNK")
@@ -84,41 +90,56 @@ def matmul_roofline(lesson: str = "04"):
     asked["naive"] = M * N * (2 * K + SECTOR * K)  # a row of a, and a sector for each number of a column of b
     rungs = {row["rung"]: row["ms"] for row in record["rungs"] if row["rung"] in asked}
     points = {name: (record["flops"] / asked[name], record["flops"] / ms / 1e9) for name, ms in rungs.items()}
+    hollow = {
+        name: (points[name][0], record["flops"] / made.seconds / 1e12) for name, made in (predicted or {}).items()
+    }
 
     known = measured.numbers()
-    beta, top, ordinary = known["l2_tb_per_s"], known["tensor_tflop_per_s"], known["ordinary_tflop_per_s"]
+    beta, tensor, ordinary = known["l2_tb_per_s"], known["tensor_tflop_per_s"], known["ordinary_tflop_per_s"]
+    top, other = (ordinary, tensor) if lesson == "04" else (tensor, ordinary)
     figure, axes = style.picture(7.2, 4.4)
     ax = axes[0, 0]
-    low, high = 0.03, 600.0
+    (low, high), levels, ridge_at = ENDS[lesson]
     note = {"textcoords": "offset points", "fontsize": NOTE}
     ax.plot([low, top / beta, high], [beta * low, top, top], color="black", linewidth=1.4)
-    ax.fill_between([low, top / beta, high], [beta * low, top, top], LEVELS[1], color=style.GRID, alpha=0.3, linewidth=0)
-    ax.plot([ordinary / beta, high], [ordinary] * 2, "--", color="black", linewidth=1.2)
-    ax.plot([top / beta] * 2, [LEVELS[0], top], ":", color=style.INKS[1], linewidth=1.4)
+    ax.fill_between(
+        [low, top / beta, high], [beta * low, top, top], levels[1], color=style.GRID, alpha=0.3, linewidth=0
+    )
+    ax.plot([other / beta, high], [other] * 2, "--", color="black", linewidth=1.2)
+    ax.plot([top / beta] * 2, [levels[0], top], ":", color=style.INKS[1], linewidth=1.4)
     over = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}  # a name covers the ridge
-    ax.annotate(f"tensor cores: {top:.0f} TFLOP/s", (high, top), (-3, 4), ha="right", **note)
+    ax.annotate(f"tensor cores: {tensor:.0f} TFLOP/s", (high, tensor), (-3, 4), ha="right", **note)
     below = f"ordinary\nmultiply-adds:\n{ordinary:.0f} TFLOP/s"
     ax.annotate(below, (high, ordinary), (-3, -4), ha="right", va="top", **note)
     ridge = f"the ridge:\n{top / beta:.0f} operations\nper byte"
-    ax.annotate(ridge, (top / beta, 0.2), (4, 0), color=style.INKS[1], **note)
-    rising = {"ha": "center", "rotation": _slope(ax, low, high), "rotation_mode": "anchor"}
-    ax.annotate(f"L2 delivers {beta:.2g} TB/s", (1, beta), (-2, 4), **rising, **note)
+    ax.annotate(ridge, (top / beta, ridge_at), (4, 0), color=style.INKS[1], **note)
+    slope_at = 0.2 if lesson == "04" else 16
+    rising = {"ha": "center", "rotation": _slope(ax, (low, high), levels), "rotation_mode": "anchor"}
+    ax.annotate(f"L2 delivers {beta:.2g} TB/s", (slope_at, beta * slope_at), (-2, 4), **rising, **note)
     climb = _bends(list(points.values()))
     for first, second in zip(climb, climb[1:]):
         ax.annotate("", second, first, arrowprops={"arrowstyle": "->", "color": style.INKS[0]})
     ax.plot(*zip(*points.values(), strict=True), "o", color=style.INKS[0], markersize=5)
-    places = {"order": ((-9, -1), "right"), "pipelining": ((-9, 4), "right")}
+    if hollow:
+        ax.plot(*zip(*hollow.values(), strict=True), "o", markerfacecolor="none", color="black", markersize=9)
+    left = {name: ((-9, 4), "right") for name in ("buffers", "128 × 128", "four buffers")}
+    places = left | {"order": ((-9, -1), "right")}
     for i, (name, at) in enumerate(points.items(), start=1):
         shift, ha = places.get(name, ((9, -5), "left"))
         ax.annotate(f"{i} {name}", at, shift, ha=ha, color=style.INKS[0], **note, **({} if name in places else over))
-    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=LEVELS)
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=levels)
     ax.set(xlabel="operations for each byte asked for, in whole sectors", ylabel="TFLOP/s")
     told = ", ".join(f"{name} {speed:.3g} TFLOP/s at {x:.2g}" for name, (x, speed) in points.items())
+    whose = "ordinary multiply-adds" if lesson == "04" else "the tensor cores"
     figure.alt = (
-        "Speed over operations for each byte asked for, in whole sectors, both logarithmic. A slope, what L2 delivers, rises "
-        f"to the flat top of the tensor cores at {top} TFLOP/s, which it meets at {top / beta:.0f} operations per byte; "
-        f"a dashed top at {ordinary:.0f} is that of ordinary multiply-adds. Arrows lead from rung to rung: {told}."
+        f"Speed over operations for each byte asked for, in whole sectors, both logarithmic. A slope, what L2 delivers, "
+        f"rises to the flat top of {whose} at {top:.0f} TFLOP/s, which it meets at {top / beta:.0f} operations per byte; "
+        f"a dashed line at {other:.0f} is the other unit's top. The rungs: {told}."
     )
+    if hollow:
+        figure.alt += (
+            " Hollow marks are predicted: " + ", ".join(f"{name} {y:.3g}" for name, (_, y) in hollow.items()) + "."
+        )
     return figure
 
 
@@ -128,10 +149,10 @@ def _bends(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [points[0], *(b for a, b, c in inner if a[0] != c[0] or c[1] > 2 * a[1]), points[-1]]
 
 
-def _slope(ax, low: float, high: float) -> float:
+def _slope(ax, ends, levels) -> float:
     """The angle, in degrees, at which a rate's line rises on these two logarithmic axes."""
     width, height = ax.figure.get_size_inches() * (0.88, 0.86)  # inside the axes' labels
-    across, up = np.log10(high / low), np.log10(LEVELS[1] / LEVELS[0])
+    across, up = np.log10(ends[1] / ends[0]), np.log10(levels[1] / levels[0])
     return float(np.degrees(np.arctan2(height / up, width / across)))
 
 

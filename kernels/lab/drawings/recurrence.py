@@ -99,7 +99,8 @@ def step_chain(waits: dict[str, float], steps: int = 2):
     waits: ``rows``, until a token's rows are there, and behind it what is done with them.
     """
     names = list(waits)
-    looks = dict(zip(names, (("memory", "rows on their way"), ("time", "instructions"), ("weight", "trips"))))
+    words = ("memory", "rows on their way"), ("time", "instructions"), ("weight", "waits for numbers under way inside")
+    looks = dict(zip(names, words))
     total = sum(waits.values())
     work = total - waits[names[0]]
     ahead = max(work, waits[names[0]])
@@ -177,8 +178,8 @@ def packed_wall(lengths: Sequence[int] = (5, 7), wall: int = 5):
 
     alt = (
         f"Three rows of {T} tokens, Ada's {lengths[0]} and Ben's {lengths[1]}, with arrows for the state that goes from "
-        f"token to token. First to last: a wall stands between tokens {wall - 1} and {wall}, where the texts part. Last to first: "
-        f"the wall stands between tokens {wall} and {wall + 1}, amid Ben's text, and a red arrow leads from token {wall} "
-        "into Ada's. Below, the texts stand apart, with no arrow between them."
+        f"token to token. First to last: a wall stands between tokens {wall - 1} and {wall}, where the texts part. Last to "
+        f"first: the wall stands between tokens {wall} and {wall + 1}, amid Ben's text, and a red arrow leads from token "
+        f"{wall} into Ada's. Below, the texts stand apart, with no arrow between them."
     )
     return drawing(8, 3.4, draw, alt=alt)

@@ -5,6 +5,12 @@ import numpy as np
 from kernels.lab import style
 from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
 
+#: The colour and the marker of each formula of a gate's gradient, in all figures the same.
+FORMULAS = {
+    "sum form": 0, "ours, recurrent": 0, "ours, chunk": 2,
+    "running sum": 1, "without the diagonal": 4, "FLA, recurrent": 3, "FLA, chunk": 5,
+}  # fmt: skip
+
 
 def two_walks(T: int = 4, gates: bool = False):
     """The walk forward above the tokens, the walk back below; ``gates`` shows what their gradients would need of both."""
@@ -98,6 +104,33 @@ def gradient_step(BLOCK_V: int = 2, program: int = 1) -> Filmstrip:
     return filmstrip(8, 3.2, draw, ["add", "take dv, and a share of dk", "fade"], alt=alt)
 
 
+def undone_steps(errors: dict[str, list[float]]):
+    """The error of a state that is undone step by step, relative to its size, a line for each decay, by its name."""
+    figure, axes = style.picture(6.8, 3.2)
+    ax = axes[0, 0]
+    for i, (name, line) in enumerate(errors.items()):
+        every = max(1, len(line) // 20)
+        looks = {"color": style.INKS[i], "marker": style.MARKERS[i], "markevery": every, "markersize": 4}
+        ax.semilogy(range(1, len(line) + 1), line, **looks)
+        at = next((t for t, error in enumerate(line) if error > 1e-4), 0)
+        where = (at + 1, line[at]) if at else (len(line) + 1, 2e3)  # steep ones are named at the top
+        ax.annotate(name, where, (9, -5), textcoords="offset points", color=style.INKS[i], fontsize=9)
+    ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    ax.annotate("as large as the state", (1, 1), (-4, 4), ha="right", fontsize=9,
+                xycoords=ax.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
+    longest = max(map(len, errors.values()))
+    ax.set(xlim=(0, 1.18 * longest), ylim=(1e-8, 1e4), xlabel="undone steps", ylabel="error of the state, relative")
+    said = []
+    for name, line in errors.items():
+        lost = next((t for t, error in enumerate(line, start=1) if error > 1), None)
+        said.append(f"{name} {f'is lost after {lost} steps' if lost else f'is right to {line[-1]:.0e} after {len(line)}'}")
+    figure.alt = (
+        "Error of the undone state against the number of undone steps, on a logarithmic axis, one rising line a decay: "
+        f"{'; '.join(said)}. A dashed line marks an error as large as the state."
+    )
+    return figure
+
+
 def gate_errors(panels: dict, xlabel: str, *, alt: str):
     """Errors of the gates' gradient over the gate, a panel for each experiment and a line for each formula.
 
@@ -105,7 +138,8 @@ def gate_errors(panels: dict, xlabel: str, *, alt: str):
     """
     figure, axes = style.picture(6.8, 3.4, 1, len(panels))
     for ax, (title, (gates, lines)) in zip(axes.flat, panels.items(), strict=True):
-        for i, (name, errors) in enumerate(lines.items()):
+        for name, errors in lines.items():
+            i = FORMULAS[name]
             looks = {"marker": style.MARKERS[i], "color": style.INKS[i], "markerfacecolor": "white", "label": name}
             ax.semilogy(gates, errors, **looks)
         ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
@@ -114,6 +148,41 @@ def gate_errors(panels: dict, xlabel: str, *, alt: str):
     axes[0, 0].set_ylabel("relative error of the gradient (dashed: 1)")
     axes[0, 0].legend(fontsize=style.NOTE_SIZE, loc="upper left")
     figure.alt = alt
+    return figure
+
+
+def gate_parts():
+    """A gate's rectangle of pairs, cut at the edges of its chunk in four, and what each part is, in the same colours."""
+    parts = (
+        ("1  both in the chunk:", "$W_{ts}$,  s < u $\\leq$ t"),
+        ("2  s before it, in the state that enters:", "$c\\,e^{\\Gamma_t}\\,q_t^\\top S\\,do_t$,  t $\\geq$ u"),
+        ("3  t behind it, in the gradient that comes back:", "$e^{\\Gamma_C-\\Gamma_s}\\,k_s^\\top dS\\,v_s$,  s < u"),
+        ("4  both outside:", "$e^{\\Gamma_C}\\,\\langle S, dS\\rangle$"),
+    )
+    t, s = np.meshgrid(np.arange(1, 14), np.arange(13), indexing="ij")  # 12 tokens; s = 0: S_0; t = 13: dlast
+    figure, ((ax, words),) = style.picture(8.0, 3.9, 1, 2)
+    ax.bar(s[s <= t], 1, 1, t[s <= t] - 0.5, color="white", edgecolor=style.GRID, linewidth=0.5)
+    for i, (late, early) in enumerate(((False, False), (False, True), (True, False), (True, True))):
+        inside = (s < 7) & (t >= 7) & ((s <= 4) == early) & ((t >= 9) == late)
+        ax.bar(s[inside], 1, 1, t[inside] - 0.5, edgecolor=style.GRID, linewidth=0.5, color=style.FILLS[i])
+        middle = s[inside].mean(), t[inside].mean()
+        ax.text(*middle, f"{i + 1}", ha="center", va="center", fontsize=style.TEXT_SIZE, fontweight="bold")
+        looks = {"facecolor": style.FILLS[i], "edgecolor": "none", "boxstyle": "square,pad=0.35"}
+        words.text(0, 0.9 - 0.26 * i, parts[i][0], fontsize=style.TEXT_SIZE, va="center", transform=words.transAxes)
+        words.text(0.06, 0.79 - 0.26 * i, parts[i][1], fontsize=style.TEXT_SIZE + 1, va="center", bbox=looks,
+                   transform=words.transAxes)  # fmt: skip
+    ax.plot([4.5, 8.5, 8.5, 4.5, 4.5], [4.5, 4.5, 8.5, 8.5, 4.5], color="black", linewidth=1.2)
+    ax.text(8.8, 5.4, "the chunk,\ntokens 5 to 8", fontsize=style.NOTE_SIZE, va="center")
+    ax.set(xlim=(-0.5, 12.5), ylim=(13.5, 0.5), aspect="equal", xlabel="key s, which wrote", ylabel="query t, which reads")
+    ax.set_xticks([0, 2, 4, 6, 8, 10, 12], ["$S_0$", 2, 4, 6, 8, 10, 12])
+    ax.set_yticks([1, 3, 5, 7, 9, 11, 13], [1, 3, 5, 7, 9, 11, "$\\mathrm{d}S_\\mathrm{last}$"])
+    ax.set_title("gate u = 7", fontsize=style.TEXT_SIZE)
+    words.axis("off")
+    figure.alt = (
+        "Left the lower triangle of pairs, queries downwards and keys to the right, with the chunk of tokens 5 to 8 framed. "
+        "The rectangle of gate 7, rows from 7 on and columns before 7, is cut at the chunk's edges into four coloured parts: "
+        "1 in the chunk, 2 left of it, 3 below it, 4 left of and below it. Right the sum's four terms, each in its colour."
+    )
     return figure
 
 

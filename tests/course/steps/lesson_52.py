@@ -64,8 +64,8 @@ WRONG = {
         (store(parity="(tile // SUMS + 1) & 1"), "another round than its own"),
         (store(parity="tile & 1"), "another round than its own"),
         (store(slot="tile % 2"), "how many there are is SUMS"),
-        (store(slot="0"), "The model's finding"),
+        (store(slot="0"), "or signals for another accumulator"),
         (store(arrives="done.index(slot)"), "the multiplier waits to be told"),
-        (store(arrives="stored.index(0)"), "The model's finding"),
+        (store(arrives="stored.index(0)"), "or signals for another accumulator"),
     ],
 }

@@ -29,6 +29,12 @@ def deal(item=BACK, turns="-(-items // programs)", kept="n < items"):
 """
 
 
+TURNED = """def items_of(program, items, programs):
+    rounds = [list(range(first, min(first + programs, items))) for first in range(0, items, programs)]
+    rounds = [row[::-1] if turn % 2 else row for turn, row in enumerate(rounds)]
+    return [row[program] for row in rounds if program < len(row)]
+"""
+
 WRONG = {
     "53-last": [
         (last(before="tiles % STAGES"), "The model's finding"),
@@ -48,6 +54,7 @@ WRONG = {
     "53-deal": [
         (deal("turn * programs + program"), "the longest item each time"),
         (deal("turn * programs + (program if turn % 2 else programs - 1 - program)"), "expected"),
+        (TURNED, "a short round that runs back begins with the last program"),
         (deal(kept="True"), "the last round may not be whole"),
         (deal(turns="items // programs"), "an item is missing"),
         (deal("turn * programs + (programs - program if turn % 2 else program)"), "expected"),

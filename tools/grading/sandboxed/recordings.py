@@ -98,7 +98,7 @@ def _fill(dtype, copies, size, sizes, arrays) -> replay.Fill:
         return found
 
     to = places(size // dtype.itemsize)
-    constants = torch.from_numpy(next(arrays).copy()).view(replay.BITS[dtype.itemsize])
+    constants = torch.from_numpy(next(arrays).view(f"i{dtype.itemsize}").copy()).view(replay.BITS[dtype.itemsize])
     _hold(len(constants) == len(to))
     made = []
     for source, name in copies:

@@ -1,0 +1,50 @@
+"""Lesson 04's kernel: the masked loop of a product in tiles."""
+
+import torch
+
+from kernels.check.lessons import LessonKernel
+
+
+def _factors(draw, M=16, N=16, K=16, dtype=torch.float32, how="packed"):
+    a, b = draw.normal(M, K, dtype=dtype), draw.normal(K, N, dtype=dtype)
+    if how == "transposed":
+        a, b = draw.normal(K, M, dtype=dtype).t(), draw.normal(N, K, dtype=dtype).t()
+    out = torch.full((M, N), float("nan"), dtype=dtype, device=a.device)
+    return {"a": a, "b": b, "out": out, "tile": (16, 16, 16)}
+
+
+KERNELS = {
+    "04-matmul": LessonKernel(
+        arguments=_factors,
+        cases={
+            "one tile": {},
+            "several steps": {"K": 48},
+            "several tiles": {"M": 32, "N": 48},
+            "ragged M": {"M": 23},
+            "ragged N": {"N": 37},
+            "ragged K": {"K": 20},
+            "K below a step": {"K": 5},
+            "transposed factors": {"M": 23, "N": 37, "K": 20, "how": "transposed"},
+            "float16": {"M": 23, "N": 37, "K": 20, "dtype": torch.float16},
+            "bfloat16": {"M": 23, "N": 37, "K": 20, "dtype": torch.bfloat16},
+        },
+        slips=(
+            (
+                "start + tl.arange(0, BLOCK_K)",
+                "tl.arange(0, BLOCK_K)",
+                "every step takes the first values of k: add start",
+            ),
+            ("b.to(DOT), acc, ", "b.to(DOT), ", "only the last step counts: tl.dot(a, b, acc) adds to acc"),
+            ("mask=(offs_m < M) & mask_k[None, :]", "mask=offs_m < M", ""),
+            ("mask=(offs_m < M) & mask_k[None, :]", "mask=mask_k[None, :]", ""),
+            ("mask=mask_k[:, None] & (offs_n < N)", "mask=offs_n < N", ""),
+            ("mask=mask_k[:, None] & (offs_n < N)", "mask=mask_k[:, None]", ""),
+            ("mask_k[None, :], other=0.0", "mask_k[None, :]", ""),
+            ("(offs_n < N), other=0.0", "(offs_n < N)", ""),
+            ("offs_k[None, :] * stride_ak", "offs_k[None, :]", "a column of a is stride_ak further, not 1"),
+            ("+ offs_n * stride_bn", "+ offs_n", "a column of b is stride_bn further, not 1"),
+            ("offs_k[:, None] * stride_bk", "offs_k[:, None] * stride_bn", ""),
+            ("a.to(DOT), b.to(DOT)", "a.to(DOT), a.to(DOT)", "a is multiplied by itself"),
+        ),
+    ),
+}

@@ -1,0 +1,59 @@
+"""Lesson 11's kernel: the walk over words."""
+
+import torch
+
+from kernels.check.lessons import LessonKernel
+
+
+def _arguments(draw, B=2, T=4, D=32, W=3, RUN=2, ROWS=2, dtype=torch.float16):
+    """One program for each sequence unless told: ROWS runs, and 8 words of 4 channels."""
+    x, weight = draw.normal(B, T, D, dtype=dtype), draw.normal(B, T, D, W, dtype=dtype)
+    return {"x": x, "weight": weight, "RUN": RUN, "ROWS": ROWS, "BLOCK_C": 8}
+
+
+KERNELS = {
+    "11-walk": LessonKernel(
+        arguments=_arguments,
+        cases={
+            "one run": {"B": 1, "T": 4, "RUN": 4, "ROWS": 1},
+            "runs side by side": {"T": 12, "D": 64},
+            "runs of one token": {"T": 5, "RUN": 1},
+            "ragged T and D": {"T": 9, "D": 44, "RUN": 3},
+            "four taps": {"T": 7, "W": 4},
+            "one tap": {"T": 5, "W": 1},
+            "bfloat16": {"T": 8, "W": 4, "dtype": torch.bfloat16},
+        },
+        slips=[
+            ("X = X[1:]", "pass", "nothing is forgotten: the window grows, and X[0] stays the first input of the walk"),
+            (
+                "X = X[1:]",
+                "X = X[:-1]",
+                "the window forgets its newest input, and keeps the oldest, which is the first: X[1:] is all but that",
+            ),
+            (
+                "X += (tl.load(x_row + t * C, mask=mask, other=0),)",
+                "X = (tl.load(x_row + t * C, mask=mask, other=0),) + X",
+                "the new input goes in front: the window has its oldest input first, so the newest goes to the end",
+            ),
+            (
+                "tl.load(x_row + t * C, mask",
+                "tl.load(x_row + (t - W + 1) * C, mask",
+                "the new input is the window's oldest once more: at token t the one that is missing is that of time t",
+            ),
+            ("t * C * W + m", "t * C * W", "all W words of weights are the first: word m is m further"),
+            ("t * C * W + m", "t * C + m", "a token has C * W words of weights, so token t's begin at t * C * W"),
+            ("t * C * W + m", "t * C * W + W - 1 - m", "the words of weights are turned around: k[m] is word m"),
+            (
+                "y_row + t * C,",
+                "y_row + first * C,",
+                "every step stores at the run's first token: the output is that of token t",
+            ),
+            (
+                "tl.store(y_row + t * C, taps_in_words(k, X, W, dtype), mask=mask)\n        X = X[1:]",
+                "X = X[1:]\n        X += (tl.load(x_row + t * C, mask=mask, other=0),)\n"
+                "        tl.store(y_row + t * C, taps_in_words(k, X, W, dtype), mask=mask)\n        X = X[1:]",
+                "the window forgets its oldest input before it is used: first the output, then X[1:]",
+            ),
+        ],
+    ),
+}

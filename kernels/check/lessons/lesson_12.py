@@ -1,0 +1,99 @@
+"""Lesson 12's kernel: both gradients in one walk."""
+
+import torch
+
+from kernels.check.lessons import LessonKernel
+
+
+def _arguments(draw, lengths=(4,), D=16, W=3, RUN=4, WHOLE=False, dtype=torch.float32):
+    """Documents of these lengths in one row, cut into runs."""
+    T = sum(lengths)
+    return {
+        "dy": draw.normal(1, T, D, dtype=dtype),
+        "x": draw.normal(1, T, D, dtype=dtype),
+        "k": draw.normal(1, T, D, W, dtype=dtype),
+        "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0),
+        "RUN": RUN,
+        "WHOLE": WHOLE,
+        "BLOCK_D": 16,
+    }
+
+
+KERNELS = {
+    "12-walk": LessonKernel(
+        arguments=_arguments,
+        cases={
+            "one run": {},
+            "several runs": {"lengths": (12,), "D": 19},
+            "a ragged last run": {"lengths": (10,), "W": 4},
+            "runs shorter than the window": {"lengths": (6,), "W": 4, "RUN": 2},
+            "two documents": {"lengths": (5, 7)},
+            "short and empty documents": {"lengths": (1, 0, 2, 1, 5), "W": 4},
+            "one tap": {"lengths": (5,), "W": 1},
+            "whole sectors": {"lengths": (6, 3), "WHOLE": True},
+            "bfloat16": {"lengths": (9,), "W": 4, "dtype": torch.bfloat16},
+        },
+        slips=[
+            (
+                "X, dX = X[1:], sums[1:]",
+                "pass",
+                "nothing goes on to the next step: X[1:] is the window without its oldest, sums[1:] what the others have",
+            ),
+            (
+                "dy = tl.load(dy_ptr + here, mask=mask",
+                "dy = tl.load(dy_ptr + here, mask=own",
+                "the run's last W - 1 inputs lack shares: tokens behind the run saw them, too, so dy and k are read there",
+            ),
+            (
+                "k = tl.load(k_ptr + here * W + w, mask=mask",
+                "k = tl.load(k_ptr + here * W + w, mask=own",
+                "the run's last W - 1 inputs lack shares: tokens behind the run saw them, too, so dy and k are read there",
+            ),
+            (
+                "sums += (dX[w] + dy * k,)",
+                "sums += (dy * k,)",
+                "each sum is its last share alone: what dX[w] has collected so far belongs to it",
+            ),
+            (
+                "dk += (dy * X[w],)",
+                "dk += (dy * k,)",
+                "dk has the weights in it: the gradient of a weight is dy times the input that it multiplied, X[w]",
+            ),
+            (
+                "dk += (dy * X[w],)",
+                "dk += (dy * X[W - 1 - w],)",
+                "the taps of dk are turned around: X[0] is the window's oldest, which tap 0 reads",
+            ),
+            (
+                "tl.store(dx_ptr + j * D + offs_d, sums[0]",
+                "tl.store(dx_ptr + j * D + offs_d, sums[W - 1]",
+                "the newest input's sum is stored, which has one share: complete is the oldest's, sums[0]",
+            ),
+            (
+                "X, dX = X[1:], sums[1:]",
+                "X, dX = X[1:], sums[:-1]",
+                "the sums no longer belong to their inputs: both tuples lose their oldest, the first",
+            ),
+            (
+                "X, dX = X[1:], sums[1:]",
+                "X, dX = X[:-1], sums[1:]",
+                "the window loses its newest input in place of its oldest, which is the first",
+            ),
+            (
+                "store_taps(dk_ptr + here * W, dk, own",
+                "store_taps(dk_ptr + here * W, dk, mask",
+                "",  # two programs store there
+            ),
+            (
+                "sums[0], mask=done",
+                "sums[0], mask=mask",
+                "dx is stored for inputs before the run, whose sums are not complete here: `done` is what this run owns",
+            ),
+            (
+                "here * W + w, mask=mask, other=0.0",
+                "here * W, mask=mask, other=0.0",
+                "every share has tap 0's weight: tap w is w further",
+            ),
+        ],
+    ),
+}
