@@ -82,8 +82,9 @@ def list_suspects(case: Case, out: Output):
         yield "the keys' lists are the queries' once more: swap the strides, and the sizes", listed(right.T)
 
 
-def lists(mask: torch.Tensor, *, blocks=(16, 16), order="", shared="", packed=False, poison=()) -> Case:
-    """One call of the builder on a mask."""
+def lists(draw: Draw, mask: torch.Tensor, *, blocks=(16, 16), order="", shared="", packed=False, poison=()) -> Case:
+    """One call of the builder on a mask; what is recorded is recorded on its opposite, too."""
+    mask = ~mask if draw.turn == 2 else mask
     tensor = Fenced(
         "mask", "MN", mask, fence=None if packed else {"M": blocks[0], "N": blocks[1]}, order=order, shared=shared
     )
@@ -110,8 +111,8 @@ def _sketch(draw: Draw, kinds: list[list[int]], BLOCK_M=16, BLOCK_N=16) -> torch
 
 
 def _kinds(draw):
-    yield lists(_sketch(draw, [[PARTIAL, FULL, EMPTY, FULL, PARTIAL]]), packed=True)
-    yield lists(_sketch(draw, [[PARTIAL, EMPTY], [FULL, PARTIAL]]), packed=True)
+    yield lists(draw, _sketch(draw, [[PARTIAL, FULL, EMPTY, FULL, PARTIAL]]), packed=True)
+    yield lists(draw, _sketch(draw, [[PARTIAL, EMPTY], [FULL, PARTIAL]]), packed=True)
 
 
 def _transposed(draw):
@@ -119,41 +120,41 @@ def _transposed(draw):
         [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]],
         [[PARTIAL, FULL, FULL, EMPTY], [EMPTY, FULL, PARTIAL, PARTIAL]],
     ):
-        yield lists(_sketch(draw, kinds), packed=True)
+        yield lists(draw, _sketch(draw, kinds), packed=True)
 
 
 def _ragged_lists(draw):
     for M, N in (((37, 33, 47), (41, 33, 47)), ((5, 1, 15), (20, 17, 31)), ((20, 17, 31), (3, 1, 15))):
         M, N = draw.size(*M), draw.size(*N)
-        yield lists(torch.ones(M, N, dtype=torch.bool), poison=both_ends("MN"))
-        yield lists(torch.zeros(M, N, dtype=torch.bool), poison=both_ends("MN"))
-    yield lists(dense(causal, draw.size(37, 33, 47), draw.size(60, 50, 63)))
+        yield lists(draw, torch.ones(M, N, dtype=torch.bool), poison=both_ends("MN"))
+        yield lists(draw, torch.zeros(M, N, dtype=torch.bool), poison=both_ends("MN"))
+    yield lists(draw, dense(causal, draw.size(37, 33, 47), draw.size(60, 50, 63)))
 
 
 def _no_pairs(draw):
-    yield lists(torch.zeros(32, 48, dtype=torch.bool))
-    yield lists(_sketch(draw, [[EMPTY, EMPTY, EMPTY], [EMPTY, FULL, PARTIAL]]))
+    yield lists(draw, torch.zeros(32, 48, dtype=torch.bool))
+    yield lists(draw, _sketch(draw, [[EMPTY, EMPTY, EMPTY], [EMPTY, FULL, PARTIAL]]))
 
 
 def _list_blocks(draw):
     mask = dense(causal, draw.size(64, 64, 128, multiple_of=64), 64)
     for blocks in ((16, 32), (64, 16), (32, 32)):
-        yield lists(mask, blocks=blocks)
+        yield lists(draw, mask, blocks=blocks)
 
 
 def _list_strides(draw):
     mask = _sketch(draw, [[PARTIAL, EMPTY], [FULL, PARTIAL]])
-    yield lists(mask)
-    yield lists(mask, order="NM")
-    yield lists(mask[:1].expand(32, 32), shared="M")
+    yield lists(draw, mask)
+    yield lists(draw, mask, order="NM")
+    yield lists(draw, mask[:1].expand(32, 32), shared="M")
 
 
 def _usual_lists(draw):
-    yield lists(dense(causal, 128, 128), blocks=(64, 64), packed=True)
+    yield lists(draw, dense(causal, 128, 128), blocks=(64, 64), packed=True)
 
 
 def _costed_lists(draw):
-    yield lists(_sketch(draw, [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]]), packed=True)
+    yield lists(draw, _sketch(draw, [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]]), packed=True)
 
 
 def _list_steps(case: Case) -> int:

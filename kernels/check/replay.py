@@ -100,10 +100,11 @@ class Launch:
 
 
 class Recording(NamedTuple):
-    """The launches of one call, and how large the storages are that it made itself, in bytes."""
+    """The launches of one call, how large the storages are that it made itself, in bytes, and what it wrote at its end."""
 
     launches: list[Launch]
     made: list[int]
+    after: dict[int, Fill]
 
 
 def record(call: Callable, first: list, second: list, outputs: dict[int, str]) -> Recording:
@@ -118,24 +119,27 @@ def record(call: Callable, first: list, second: list, outputs: dict[int, str]) -
     for watch in watches:
         with Unfilled(), _triton_private.before_launches(watch.launch):
             call(watch.number)
-        now = {name: (_bytes(watch.storages[place]), watch.left[place]) for place, name in outputs.items()}
-        written = [name for name, (content, left) in now.items() if not torch.equal(content, left)]
+        watch.end()
         watch.restore()
-        if written and not watch.launches:
+        if not watch.launches and any(map(watch.ended.changed, outputs)):
             raise OnHost(NO_KERNEL, ON_HOST)
-        if written:
-            raise OnHost(f"{written[0]} is written by the launcher, after its last launch", ON_HOST)
     one, other = watches
     if len(one.launches) != len(other.launches):
         both = f"{len(one.launches)} launches on one draw of the values, {len(other.launches)} on another"
         raise OnHost(f"{both} of the same shapes", ON_HOST)
     for a, b in zip(one.launches, other.launches, strict=True):
         _same_launch(a, b)
-        for storage in a.views:
-            if a.changed(storage) or b.changed(storage):
-                a.launch.fills[storage] = _fill(a, b, storage, one.views)
+        a.launch.fills.update(_fills(a, b, a.views, one.views))
+    after = {}
+    for place, name in outputs.items():
+        after |= _fills(one.ended._replace(launch=name), other.ended, [place], one.views)
     sizes = [storage.nbytes() for storage in one.storages[one.given :]]
-    return Recording([noted.launch for noted in one.launches], sizes)
+    return Recording([noted.launch for noted in one.launches], sizes, after)
+
+
+def _fills(a: "_Noted", b: "_Noted", storages, views: list[View]) -> dict[int, Fill]:
+    """What the launcher wrote into these storages since the launch before."""
+    return {place: _fill(a, b, place, views) for place in storages if a.changed(place) or b.changed(place)}
 
 
 def replay(recording: Recording, tensors: list) -> None:
@@ -149,14 +153,20 @@ def launches_on(recording: Recording, tensors: list):
     storages, device = [tensor.untyped_storage() for tensor in tensors], tensors[0].device
     storages += [torch.empty(size, dtype=torch.uint8, device=device).untyped_storage() for size in recording.made]
     for launch in recording.launches:
-        for storage, fill in launch.fills.items():
-            whole = _elements(storages[storage], fill.dtype)
-            whole.view(BITS[fill.dtype.itemsize])[fill.to.to(device)] = fill.constants.to(device)
-            for copies in fill.copies:
-                source = _elements(storages[copies.source], copies.dtype)
-                whole[copies.to.to(device)] = source[copies.places.to(device)].to(fill.dtype)
+        _write(launch.fills, storages, device)
         of = lambda view: view.of(storages[view.storage])  # noqa: E731
         yield launch, {name: each(value, of) for name, value in launch.arguments.items()}
+    _write(recording.after, storages, device)
+
+
+def _write(fills: dict[int, Fill], storages, device) -> None:
+    """Write what the launcher wrote."""
+    for storage, fill in fills.items():
+        whole = _elements(storages[storage], fill.dtype)
+        whole.view(BITS[fill.dtype.itemsize])[fill.to.to(device)] = fill.constants.to(device)
+        for copies in fill.copies:
+            source = _elements(storages[copies.source], copies.dtype)
+            whole[copies.to.to(device)] = source[copies.places.to(device)].to(fill.dtype)
 
 
 def tensors_of(launch: Launch) -> list[tuple[str, View]]:
@@ -174,7 +184,7 @@ def _at_line(launch: Launch, given: dict) -> None:
 class _Noted(NamedTuple):
     """A launch as one call made it: all storages' bytes, as the launch before left them (``None`` of new ones), and now."""
 
-    launch: Launch
+    launch: Launch | str | None  # at a call's end the name of the output that is looked at
     left: list[torch.Tensor | None]
     now: list[torch.Tensor]
     views: dict[int, View]  # of this launch, by storage
@@ -239,6 +249,11 @@ class _Watch:
                 self.noise(self.storages[place], view.dtype)
                 self.left[place] = _bytes(self.storages[place])
         return False
+
+    def end(self) -> None:
+        """Note what stands in the storages when the call ends."""
+        views = {place: self.views[place] for place in self.outputs}
+        self.ended = _Noted(None, list(self.left), list(map(_bytes, self.storages)), views)
 
     def noise(self, storage, dtype) -> None:
         """Fill a storage with what no launcher knows, as a kernel might."""
@@ -397,6 +412,8 @@ def _find(wanted: list[torch.Tensor], sources: list[torch.Tensor]) -> torch.Tens
 
 def _computed(noted: _Noted, storage: int) -> tuple[str, str]:
     """What is said of a tensor whose values the host computed."""
+    if isinstance(noted.launch, str):
+        return f"{noted.launch} is written by the launcher, after its last launch", ON_HOST
     names = [name for name, view in tensors_of(noted.launch) if view.storage == storage]
     kernel = _triton_private.python_function(noted.launch.kernel).__name__
     return f"{names[0]} of {kernel} holds what the host computed from values", ON_HOST

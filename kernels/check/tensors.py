@@ -56,7 +56,7 @@ class Draw:
     """
 
     def __init__(self, seed, grading: bool, turn: int = 0):
-        self.grading = grading
+        self.grading, self.turn = grading, turn
         self._random = random.Random(str(seed))
         self._generator = torch.Generator().manual_seed(self._random.getrandbits(62) + turn)
 

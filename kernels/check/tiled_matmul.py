@@ -120,12 +120,13 @@ def tiles(draw: Draw):
 
 
 def accumulation(draw: Draw):
-    """Sums of up to thousands of terms, and sums past float16's largest value."""
+    """Sums of up to thousands of terms, sums past float16's largest value, and operands with float32's digits."""
     size = draw.size(1024, 768, 1024, multiple_of=256)
     a, q, scale = normal(draw, size, 16, size, above=None)
     yield case(a * 0.25 + 1, q.abs().clamp(1, 7), scale, blocks=(256, 16, 256), tolerance=None)
     a, q, scale = normal(draw, 64, 16, 64, above=None)
     yield case(a + 400, q.abs().clamp(6, 7), scale, tolerance=None)
+    yield case(*normal(draw, 64, 32, 64, dtype=torch.float32), tolerance=None)
 
 
 def float32(draw: Draw):
@@ -193,6 +194,11 @@ def suspects(case: Case, out: Output):
         yield above, summed(full * (k < reached))
         yield above, summed(full)
         yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", summed(full.triu())
+    if case.inputs[0].values.dtype == torch.float32:
+        for dtype in (torch.float16, torch.bfloat16):
+            name = str(dtype).removeprefix("torch.")
+            rounded = f"a is float32, and rounded to {name} before it is multiplied: multiply float32"
+            yield rounded, summed(a.to(dtype).double())
     if M == N == K:
         yield "a is read transposed: its rows are offs_m, its columns k", summed(lower(full.T))
         yield "the tiles are stored transposed: rows are offs_m, columns offs_n", summed(a).T

@@ -176,6 +176,16 @@ def read_back(x, y, mask, o):
     launch(add, 2 * z, z, o)
 
 
+def test_what_a_kernel_left_elsewhere_may_be_copied_at_the_end():
+    def launcher(x, y, mask, o):
+        z = torch.empty(M * N)
+        launch(add, x, y.T.contiguous(), z)
+        o.copy_(z.view(M, N).T.reshape(-1))
+
+    x, y, _, o = replayed(launcher)
+    assert torch.equal(o, (x + y.T).T.reshape(-1))
+
+
 @pytest.mark.parametrize(
     ("launcher", "says"),
     (

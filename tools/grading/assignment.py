@@ -4,6 +4,7 @@ import ast
 import functools
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,36 +51,13 @@ class Assignment:
     @functools.cached_property
     def answers(self) -> dict[str, nbformat.NotebookNode]:
         """The code cells that a student writes."""
-        return {
-            name: cell
-            for name, cell in self.cells.items()
-            if is_answer(cell) and cell.cell_type == "code" and name not in self.derivations
-        }
+        return {name: cell for name, cell in self.cells.items() if is_answer(cell) and cell.cell_type == "code"}
 
     @functools.cached_property
     def derivations(self) -> set[str]:
-        """Cells of a derivation, which has no points: what calls ``check.derivation``, and the answers given to it.
-
-        They are plain PyTorch for the learner's own eyes: nothing of them is executed or held to the gate's list.
-        """
-        code = {name: ast.parse(cell.source) for name, cell in self.cells.items() if cell.cell_type == "code"}
-        calls = {
-            name: [
-                argument.id
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "check.derivation"
-                for argument in node.args
-                if isinstance(argument, ast.Name)
-            ]
-            for name, tree in code.items()
-        }
-        given = {function for functions in calls.values() for function in functions}
-        answered = {
-            name
-            for name, tree in code.items()
-            if any(isinstance(node, ast.FunctionDef) and node.name in given for node in tree.body)
-        }
-        return {name for name, functions in calls.items() if functions} | answered
+        """The functions that ``check.derivation`` is given: nobody is marked on them, so their cells may be missing."""
+        calls = re.findall(r"check\.derivation\([^,]+, (\w+)", "\n".join(cell.source for cell in self.cells.values()))
+        return {name for name in self.answers if self.defines.get(name, set()) & set(calls)}
 
     @functools.cached_property
     def texts(self) -> dict[str, nbformat.NotebookNode]:
@@ -89,12 +67,9 @@ class Assignment:
     @functools.cached_property
     def released(self) -> list[tuple[str, str]]:
         """Code cells that are executed before a check, in order: locked ones and answers, no check and no experiment."""
-        kept = (
-            cell
-            for cell in self.notebook.cells
-            if cell.cell_type == "code" and grade_id(cell) and grade_id(cell) not in self.derivations
-        )
-        return [(grade_id(cell), cell.source) for cell in kept if not of(cell)["grade"]]
+        kept = (cell for cell in self.notebook.cells if cell.cell_type == "code" and grade_id(cell))
+        shown = ((grade_id(cell), cell.source) for cell in kept if not of(cell)["grade"])
+        return [(name, source) for name, source in shown if "check.derivation(" not in source]
 
     @functools.cached_property
     def defines(self) -> dict[str, set[str]]:

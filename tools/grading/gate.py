@@ -51,7 +51,7 @@ def _held(cell, source, asked, given, earlier) -> Answer:
     for statement in tree.body:
         own.learn(statement)
     kernels, known = given.kernels | earlier.kernels | own.kernels, given.with_answers(earlier)
-    names = own.names - own.kernels
+    names, gone = own.names - own.kernels, {}
     for statement in tree.body:
         try:
             _statement(statement, cell, known, kernels, names, set().union(*fixed.values()), given, asked)
@@ -61,9 +61,13 @@ def _held(cell, source, asked, given, earlier) -> Answer:
             notes.append(f"cell {cell}: {undefined}")
         except Refused as refused:
             notes.append(f"{refused.args[0]}; not run")
+            gone |= dict.fromkeys(Given().learn(statement), refused.args[0])
             first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
             lines[first - 1 : statement.end_lineno] = [""] * (statement.end_lineno - first + 1)
-    return Answer("\n".join(lines), notes)
+    wanted = [statement for statement in tree.body if Given().learn(statement) & asked]
+    used = {node.id for statement in wanted for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    why = next((f"not run: {gone[name]}" for name in gone if name in used | asked), "")  # the page of a check says it
+    return Answer("\n".join(lines), notes, why)
 
 
 def _statement(statement, cell, known, kernels, names, constants, given, asked):

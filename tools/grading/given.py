@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tools.grading import reading
-from tools.grading.vocabulary import DTYPES, MATH, TYPING
+from tools.grading.vocabulary import DTYPES, ITERTOOLS, MATH, TYPING
 
 
 @dataclass
@@ -79,7 +79,7 @@ def imports_of(statement) -> dict[str, str]:
 
 def is_pure(name: str, text: str) -> bool:
     """Whether an import, as text, binds ``name`` to what only reckons, ``math`` or a function of it, or to a type's name."""
-    plain = (("math", MATH), ("typing", TYPING))
+    plain = (("math", MATH), ("typing", TYPING), ("itertools", ITERTOOLS))
     return (name, text) == ("math", "import math") or any(
         name in words and text == f"from {module} import {name}" for module, words in plain
     )

@@ -115,7 +115,7 @@ class Judge:
         for name, source in assignment.released:
             error = ""
             if name in assignment.answers:
-                released, source = source, submission.answers[name]
+                released, source = source, submission.answers.get(name, source)
                 if assignment.clinic:
                     source, said, error = gate.of_clinic(name, source, released, assignment.given, earlier)
                     notes += said

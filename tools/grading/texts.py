@@ -7,6 +7,7 @@ constants, named tuples, and functions that pass the list of kernels.
 import ast
 import dataclasses
 import importlib
+import re
 
 from kernels.lab._triton_private import python_function
 from kernels.lab.compile_report import OPTIONS, Prepared
@@ -25,7 +26,8 @@ _HOMES = ("triton.language", _GLUON, "kernels.check.emitted", "kernels.check.fla
 _MODULES = ("collections", "math", "torch", "triton", *_HOMES)
 _MAKERS = {"float", "tuple", "list", "set", "frozenset", "_tl.constexpr", "_tl.dtype", "collections.namedtuple"}
 _TAKEN = {"_gluon", "math", "torch", "triton", "kernels", *(maker.split(".")[0] for maker in (*_MAKERS, "_triton"))}
-_DECORATORS = {"_triton.jit()", "_gluon.jit()"}
+_KEYWORD = r"(debug|noinline)=\w+|do_not_specialize\w*=[\[(][\w', ]*[\])]"
+_JIT = re.compile(rf"(_triton|_gluon)\.jit\(({_KEYWORD}|, )*\)|_triton\.constexpr_function")
 
 
 class NotKernels(ValueError):
@@ -109,7 +111,7 @@ def _module(name: str) -> None:
 
 def _function(statement, given, lines) -> None:
     decorators = [ast.unparse(each) for each in statement.decorator_list]
-    if len(decorators) != 1 or decorators[0] not in _DECORATORS:
+    if len(decorators) != 1 or not _JIT.fullmatch(decorators[0]):
         raise NotKernels(f"{statement.name} is no kernel")
     if why := reading.why_not(statement, lines):
         raise NotKernels(why)

@@ -28,8 +28,7 @@ MATH = frozenset(
 )
 #: What of it is a number: a kernel may say that, and a compiler takes it.
 NUMBERS = frozenset("e inf nan pi tau".split())
-#: Names of types, for annotations.
-TYPING = frozenset("Any Callable Dict Iterable List Optional Sequence Tuple Union".split())
+ITERTOOLS = frozenset("product permutations combinations chain islice".split())
 #: Names of types, for annotations.
 TYPING = frozenset("Any Callable Dict Iterable List Optional Sequence Tuple Union".split())
 DTYPES = frozenset(
@@ -85,6 +84,8 @@ TORCH_IN_TESTS = frozenset(
         "linspace logspace eye tril triu cat stack flip roll clone as_strided broadcast_to arange isnan isinf isfinite "
         "isclose allclose equal eq all any softmax log_softmax logsumexp sigmoid exp exp2 log log2 sqrt rsqrt square abs "
         "sum mean amax amin max min maximum minimum cumsum cumprod prod einsum matmul mm bmm mv dot outer norm clamp "
+        "from_numpy as_tensor argmax argmin sort topk bincount diff sign floor ceil round relu tanh meshgrid cartesian_prod "
+        "split chunk repeat_interleave index_select gather scatter count_nonzero unique nonzero std var median "
         "nan_to_num where masked_fill transpose permute reshape unsqueeze squeeze flatten movedim conv1d conv2d no_grad"
     ).split()
 )

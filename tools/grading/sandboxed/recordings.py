@@ -35,11 +35,6 @@ def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray
         values = {name: value for name, value in launch.arguments.items() if name not in tensors}
         text, lines = _child.export(launch.kernel, values)
         texts.update((source, None) for source in sources(launch.kernel))
-        fills = []
-        for storage, fill in launch.fills.items():
-            fills.append([storage, _NAMES[fill.dtype], [[c.source, _NAMES[c.dtype]] for c in fill.copies]])
-            arrays += [fill.to.numpy(), fill.constants.view(torch.uint8).numpy()]
-            arrays += [each.numpy() for copies in fill.copies for each in (copies.to, copies.places)]
         filename, line = launch.line
         launches.append(
             {
@@ -52,10 +47,21 @@ def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray
                 "grid": list(launch.grid),
                 "options": launch.options,
                 "line": [line, linecache.getline(filename, line)],
-                "fills": fills,
+                "fills": _packed(launch.fills, arrays),
             }
         )
-    return {"launches": launches, "made": recording.made, "sources": list(texts)}, arrays
+    described = {"launches": launches, "made": recording.made, "sources": list(texts)}
+    return described | {"after": _packed(recording.after, arrays)}, arrays
+
+
+def _packed(fills: dict[int, replay.Fill], arrays: list) -> list:
+    """What a launcher wrote, as a description; its arrays are added to ``arrays``."""
+    described = []
+    for storage, fill in fills.items():
+        described.append([storage, _NAMES[fill.dtype], [[c.source, _NAMES[c.dtype]] for c in fill.copies]])
+        arrays += [fill.to.numpy(), fill.constants.view(torch.uint8).numpy()]
+        arrays += [each.numpy() for copies in fill.copies for each in (copies.to, copies.places)]
+    return described
 
 
 def _described(value):
@@ -84,10 +90,15 @@ def unpack(described: dict, arrays: list[numpy.ndarray], sizes: list[int]) -> re
         line, text = item["line"]
         linecache.cache[f"<launch {number}>"] = (0, None, ["\n"] * (line - 1) + [str(text)], f"<launch {number}>")
         launch = replay.Launch(kernel, grid, arguments, dict(item["options"]), (f"<launch {number}>", line))
-        for storage, dtype, copies in item["fills"]:
-            launch.fills[storage] = _fill(DTYPES[dtype], copies, sizes[storage], sizes, arrays)
+        launch.fills.update(_unpacked(item["fills"], sizes, arrays))
         launches.append(launch)
-    return replay.Recording(launches, made)
+    return replay.Recording(launches, made, _unpacked(described["after"], sizes, arrays))
+
+
+def _unpacked(described: list, sizes: list[int], arrays) -> dict[int, replay.Fill]:
+    return {
+        storage: _fill(DTYPES[dtype], copies, sizes[storage], sizes, arrays) for storage, dtype, copies in described
+    }
 
 
 def _fill(dtype, copies, size, sizes, arrays) -> replay.Fill:

@@ -60,7 +60,7 @@ class Room:
         broken, self._cells, self._errors = {}, cells, []
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
-            failed = (error, "Python cannot run this cell") if error else self._execute(f"<cell {name}>", source)
+            failed = (error, "nothing of this cell was run") if error else self._execute(f"<cell {name}>", source)
             missing = [each for each in defines if self.namespace.get(each) is None]
             if failed and missing:
                 broken[name] = failed
