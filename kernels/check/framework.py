@@ -26,15 +26,15 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels import runtime
-from kernels.check.cases import Case, Failed, OnHost, OutOfBounds, Output, Run, Seen
+from kernels.check.cases import Case, Failed, OnHost, Output
 from kernels.check.compiling import Compiles, judge_compiled, never_compiled
 from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
-from kernels.check.explanations import CHECKS_OWN, RACE, SLOW, explain
+from kernels.check.explanations import RACE, SLOW
 from kernels.check.failing import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
-from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced, one_thread
+from kernels.check.tensors import NAN, Draw, Fenced, one_thread
 from kernels.check.watch import CALL_SECONDS, Progress
 from kernels.check.wording import (
     exchanged_axes,
@@ -45,28 +45,7 @@ from kernels.check.wording import (
     odd_lanes,
 )
 
-__all__ = [
-    "ADDRESSES",
-    "CHECKS_OWN",
-    "NAN",
-    "UNTOUCHED",
-    "VERDICTS",
-    "Case",
-    "Cheap",
-    "Compiles",
-    "Draw",
-    "Exercise",
-    "Fenced",
-    "Finding",
-    "Output",
-    "Property",
-    "Run",
-    "Seen",
-    "OutOfBounds",
-    "Tier",
-    "check",
-    "explain",
-]
+__all__ = ["NAN", "Case", "Cheap", "Compiles", "Draw", "Exercise", "Fenced", "Output", "Property", "Tier", "check"]
 
 VERDICTS = ("right", "compiles", "cheap")
 ADDRESSES = "no mask can mend this: look at the strides and offsets in the address"
@@ -122,9 +101,7 @@ class Exercise:
     suspects: Callable[[Case, Output], Iterable[tuple[str, torch.Tensor]]]  # known mistakes, the answer each would give
     masks: dict = field(default_factory=dict)  # (tensor, axis, side) -> the mask's name, where it is not mask_<axis>
     unit: str = "points"  # what is counted
-    given: tuple[
-        str, ...
-    ] = ()  # Triton functions that the exercise gives: what goes wrong in them is their caller's doing
+    given: tuple[str, ...] = ()  # Triton functions of the exercise: what goes wrong in them is their caller's doing
     spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
     compiles: Compiles | None = None
     cheap: Cheap | None = None

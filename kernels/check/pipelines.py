@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 
 from kernels.check.compiling import compiled, refusal
-from kernels.check.framework import VERDICTS, Draw, Finding, asked, explain, seeded
+from kernels.check.experiments import Finding
+from kernels.check.explanations import explain
+from kernels.check.framework import VERDICTS, Draw, asked, seeded
 from kernels.lab.compile_report import CompileError, prepare
 
 #: What each kind of finding of the model usually means, and the lesson and its step to read again.

@@ -8,9 +8,7 @@ import time
 
 CALL_SECONDS = 10  # of computing, one call of the learner's function
 WAIT_SECONDS = 60  # one that waits instead, for a lock or for a busy machine
-AGAIN_SECONDS = (
-    2  # Python drops what is raised inside a destructor or a weak reference's callback: then it is raised again
-)
+AGAIN_SECONDS = 2  # until it is raised again: Python drops what is raised inside a destructor or a weak reference's callback
 PATIENCE_SECONDS = 3  # until a check shows what it is at
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc

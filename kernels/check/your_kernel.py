@@ -7,21 +7,10 @@ import torch
 
 from kernels import runtime
 from kernels.check.costs import cost
-from kernels.check.framework import (
-    VERDICTS,
-    Case,
-    Cheap,
-    Compiles,
-    Draw,
-    Exercise,
-    Fenced,
-    Output,
-    Property,
-    Tier,
-    asked,
-)
+from kernels.check.framework import VERDICTS, Case, Cheap, Compiles, Exercise, Output, Property, Tier, asked
 from kernels.check.framework import check as _check
 from kernels.check.submission import Submission
+from kernels.check.tensors import Draw, Fenced
 from kernels.lab import _triton_private
 
 PAGE = "See docs/your_own_kernel.md"

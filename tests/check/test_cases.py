@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.check.framework import NAN, Draw, Fenced, Output, Seen
+from kernels.check.cases import Output, Seen
+from kernels.check.tensors import NAN, Draw, Fenced
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 
