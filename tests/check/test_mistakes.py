@@ -68,7 +68,7 @@ def test_a_derivation_is_right_or_says_what_is_not(capsys):
     assert not check.derivation("dynamic_conv_dx", lambda *p, **how: gather(*p, **how, times=0.5))
     assert not check.derivation("dynamic_conv_dx", lambda *p, **how: gather(*p, **how, round_the_end=True))
     right, half, rolled = capsys.readouterr().out.splitlines()
-    assert "in all of 26 cases" in right and half.endswith("every element is 0.5 times what it should be.")
+    assert "in all of 28 cases" in right and half.endswith("every element is 0.5 times what it should be.")
     assert rolled.endswith("into which outputs does it go, and with which weight.")
 
 
