@@ -1,4 +1,5 @@
-"""Each lesson's own kernels: they pass their checks in their notebooks, and each slip turns its check red, by its cause."""
+"""Each lesson's own kernels: they pass their checks in their notebooks, each slip turns its check red, by its cause, and a
+lesson whose reader has written everything runs to its end with that."""
 
 import ast
 import os
@@ -7,12 +8,15 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 
 from kernels import check
 from kernels.check import lessons
+from tests.course.turns import filled, turns_of
 from tests.course.turns import lessons as notebooks
 from tools import lesson_kernels
 from tools.cells import execute, without_magics
+from tools.kernel_environment import kernel_environment, too_old_for
 
 
 def calls_of(path: Path, function: str) -> dict[str, tuple[int, list[str]]]:
@@ -29,6 +33,7 @@ def calls_of(path: Path, function: str) -> dict[str, tuple[int, list[str]]]:
 KERNELS = [(path, name) for path in notebooks() for name in calls_of(path, "check.kernel")]
 SLIPS = [(path, name, slip) for path, name in KERNELS for slip in lessons.data_of(name, "KERNELS").slips]
 TURNS = [(path, name) for path in notebooks() for name in lesson_kernels.turns(path.name[:2])]
+FILLED = sorted({path for path, _ in KERNELS + TURNS})
 _NAMESPACES: dict = {}
 
 
@@ -84,3 +89,39 @@ def test_a_turns_slips_are_named(path, name, capsys):
         check.step(name, lessons.slipped(own, slip))
         said = capsys.readouterr().out
         assert "not yet" in said and slip[2] in said
+
+
+def with_all_answers(path):
+    """The notebook as its reader leaves it: kernels, turns that are data, and the other turns."""
+    notebook, data = lesson_kernels.with_answers(path), lesson_kernels.turns(path.name[:2])
+    for turn in turns_of(path):
+        if turn.step not in data:
+            notebook.cells[turn.index].source = filled(turn, turn.answer)
+    return notebook
+
+
+def printed(cell) -> str:
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+def complaints(cell) -> set[str]:
+    """What a cell has printed of an answer that is missing or wrong."""
+    return {phrase for phrase in ("FAILED", "not yet", "not written yet") if phrase in printed(cell)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("path", FILLED, ids=lambda path: path.stem)
+def test_a_lesson_runs_with_all_answers_in_place(path):
+    if why := too_old_for(path):
+        pytest.skip(why)
+    stored, notebook = nbformat.read(path, as_version=4), with_all_answers(path)
+    where = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where, coalesce_streams=True)
+    client.execute(env=kernel_environment({"TRITON_INTERPRET": "1", **os.environ}))  # raises where a cell does
+    for before, cell in zip(stored.cells, notebook.cells, strict=True):
+        if cell.cell_type == "code":
+            # A cell that the reader leaves alone may show what a wrong kernel is told: lesson 00 has one.
+            meant = complaints(before) if cell.source == before.source else set()
+            assert complaints(cell) <= meant, cell.id
+            if "check.kernel(" in cell.source:
+                assert "passed  right" in printed(cell) and "The lesson goes on with yours." in printed(cell)
