@@ -205,7 +205,7 @@ BACKWARD = Exercise(
     cheap=Cheap(
         _backward(costed),
         backward_steps,
-        (Tier(3, read=3.3, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
+        (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
         "each kernel loads what it keeps once, what it walks over once for each listed block, and stores after the last",
         BACK,
         sectors=2.0,

@@ -36,6 +36,7 @@ from kernels.lab.trace import Undefined, trace
 
 #: How far two answers may differ, relative to their size, by the coarsest dtype that takes part.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+HALF = (torch.float16, torch.bfloat16)
 DEARER = 1.05  # times the lesson's own bytes and sectors
 
 
@@ -78,7 +79,7 @@ class Answered(NamedTuple):
     error: str = ""
     trace: Trace = Trace()
     undefined: list[str] = []
-    launched: dict = {}  # kernel -> what the compiler needs of its first launch, or why there is nothing
+    launched: dict = {}  # kernel and dtypes -> what the compiler needs of the first such launch, or why there is nothing
 
 
 def data_of(name: str, kind: str):
@@ -156,7 +157,7 @@ class _Held:
     def __init__(self, name: str, wanted, own, answer, launcher=None):
         self.name, self.wanted, self.own, self.answer, self.launcher = name, wanted, own, answer, launcher
         self.found: list = []  # slips whose answer this is, so that they are tried first in the next case
-        self.launched: dict = {}  # kernel -> what the compiler needs of its first launch
+        self.launched: dict = {}  # kernel and dtypes -> what the compiler needs of the first such launch
 
     def judge(self) -> bool:
         """Print a line a verdict; whether the lesson can go on with this kernel."""
@@ -213,12 +214,35 @@ class _Held:
             why = cause() if wrong else ""
             return Finding(told[0] + f" The answer is as if {why}." * bool(why))
         if not wrong:
-            return None
+            return self.imprecise(theirs, right, sizes)
         if theirs.undefined and not unlike(self.call(self.answer, sizes, 0.0), right):
             why = without_other(theirs.undefined)
         else:
             why = cause()
         return Finding(f"{wrong}{with_sizes}" + f": {why}" * bool(why) + ".", why)
+
+    def imprecise(self, theirs: Answered, right: Answered, sizes: Mapping) -> Finding | None:
+        """What is wrong where an answer to 16-bit inputs has lost more digits than the lesson's own, which sums in float32.
+
+        Both are held to what the lesson's own gives for the same numbers in float32.
+        """
+        drawn = self.drawn(sizes)
+        half = [x.dtype for x in drawn.values() if isinstance(x, torch.Tensor) and x.dtype in HALF]
+        exact = self.call(self.own, sizes, arguments=dict(zip(drawn, map(_widened, drawn.values())))) if half else right
+        for name, a, b, best in zip(self.names, theirs.results, right.results, exact.results):
+            if exact is right or not b.is_floating_point() or not bool(b.isfinite().all()):
+                continue
+            lost, usual, size = (float(x.double().square().mean().sqrt()) for x in (a - best, b - best, best))
+            if lost > 1.25 * usual + size * torch.finfo(half[0]).eps / 16:
+                why = "convert to tl.float32 right after the load, and keep sums in it"
+                times = f"the error of {name} is {lost / max(usual, 1e-30):.2g} times that of the lesson's own"
+                return Finding(f"digits are lost, {times} ({_said(sizes)}): {why}.", why)
+        return None
+
+    @property
+    def names(self) -> list[str]:
+        """What the launcher, or the function, calls its results."""
+        return [*_returned(self.launcher or self.own), *(["the result"] * 9)]
 
     def refused(self) -> str:
         """What a GPU's compiler says against the launches that were made, in a sentence."""
@@ -246,19 +270,20 @@ class _Held:
         """A case's arguments, the same each time; tensors lie amid poison."""
         return {name: _fenced(value) for name, value in self.wanted.arguments(Draw(self.name, False), **sizes).items()}
 
-    def call(self, which, sizes: Mapping, poison=Undefined.POISONS[0]) -> Answered:
-        """What a kernel, by the launcher, or a function gives for one case."""
+    def call(self, which, sizes: Mapping, poison=Undefined.POISONS[0], arguments: dict | None = None) -> Answered:
+        """What a kernel, by the launcher, or a function gives for one case, or for other arguments."""
         launched: dict = {}
 
         def note(kernel, grid, args, kwargs) -> bool:
-            if runtime.interpreted and kernel not in launched:
+            dtypes = tuple(x.dtype for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+            if runtime.interpreted and (kernel, dtypes) not in launched:
                 try:
-                    launched[kernel] = prepare(kernel, *args, **kwargs)
+                    launched[kernel, dtypes] = prepare(kernel, *args, **kwargs)
                 except ValueError as error:
-                    launched[kernel] = error
+                    launched[kernel, dtypes] = error
             return True
 
-        arguments, standing_in = self.drawn(sizes), contextlib.nullcontext()
+        arguments, standing_in = arguments or self.drawn(sizes), contextlib.nullcontext()
         if self.launcher:
             standing_in = _named(self.launcher, _triton_private.python_function(which).__name__, which)
         with standing_in, Unfilled(), Undefined(poison) as undefined, trace.recording() as recorded:
@@ -315,6 +340,11 @@ def _broadcast(view, value):
     if value.numel():
         view[first].copy_(value[first])
     return view
+
+
+def _widened(value):
+    """A 16-bit tensor in float32, laid out as it was."""
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALF else value
 
 
 def _elements(arguments: Mapping) -> int:

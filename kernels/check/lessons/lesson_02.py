@@ -33,8 +33,14 @@ KERNELS = {
             "every other column": {"N": 13, "how": "every other column"},
             "transposed": {"N": 13, "how": "transposed"},
             "bfloat16": {"N": 21, "dtype": torch.bfloat16},
+            "a long row in bfloat16": {"N": 2500, "dtype": torch.bfloat16},
         },
         slips=(
+            (
+                "total += numbers(x_ptr, offs, N, stride_xn)",
+                "total = (total + numbers(x_ptr, offs, N, stride_xn)).to(x_ptr.dtype.element_ty).to(tl.float32)",
+                "the sum is kept in the row's own 16 bits: keep it in float32",
+            ),
             (
                 "total += ",
                 "total = ",

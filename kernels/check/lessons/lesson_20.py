@@ -5,8 +5,10 @@ import torch
 from kernels.check.lessons import LessonKernel
 
 
-def _arguments(draw, B=1, T=5, H=1, K=8, V=8, strength=1.0, dtype=torch.float32):
+def _arguments(draw, B=1, T=5, H=1, K=8, V=8, strength=1.0, ones=False, dtype=torch.float32):
     q, k, v = (draw.normal(B, T, H, size, dtype=dtype) for size in (K, K, V))
+    if ones:  # of which many are more than 16 bits can count
+        q, k, v = torch.ones_like(q), torch.ones_like(k), torch.ones_like(v)
     return {"q": q, "k": k, "v": v, "g": -strength * draw.normal(B, T, H).abs(), "c": 0.25}
 
 
@@ -20,8 +22,14 @@ KERNELS = {
             "channels that fill no block": {"T": 3, "K": 5, "V": 11},
             "strong gates": {"strength": 20.0},
             "bfloat16": {"dtype": torch.bfloat16},
+            "many tokens in bfloat16": {"T": 400, "strength": 0.0, "ones": True, "dtype": torch.bfloat16},
         },
         slips=[
+            (
+                "        S *= tl.exp(g)",
+                "        S = S.to(v_ptr.dtype.element_ty).to(tl.float32) * tl.exp(g)",
+                "the state is kept in 16 bits, which can't count beyond 256: keep it in float32",
+            ),
             (
                 "        S *= tl.exp(g)\n        S += k[:, None] * v[None, :]",
                 "        S += k[:, None] * v[None, :]\n        S *= tl.exp(g)",
