@@ -5,7 +5,6 @@ The header comes with Triton and needs a C++ compiler and no GPU. Lesson 03 hold
 
 import datetime
 import itertools
-import json
 import re
 import subprocess
 import tempfile
@@ -65,8 +64,7 @@ def main():
         "rows": [[*case, found] for case, found in zip(cases, rooms(cases), strict=True)],
     }
     path = harness.RESULTS / "rooms.json"
-    text = json.dumps(record, indent=1)
-    path.write_text(re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+),\s+(-?\d+)\s+\]", r"[\1, \2, \3, \4]", text) + "\n")
+    path.write_text(harness.text_of(record))
     print(f"{len(cases)} rows in {path}")
 
 
