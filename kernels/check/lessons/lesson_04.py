@@ -45,6 +45,7 @@ KERNELS = {
             ("+ offs_n * stride_bn", "+ offs_n", "a column of b is stride_bn further, not 1"),
             ("offs_k[:, None] * stride_bk", "offs_k[:, None] * stride_bn", ""),
             ("a.to(DOT), b.to(DOT)", "a.to(DOT), a.to(DOT)", "a is multiplied by itself"),
+            (', input_precision="ieee"', "", "keeps 10 of 23 bits unless it says"),
         ),
     ),
 }
