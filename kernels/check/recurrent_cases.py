@@ -216,7 +216,6 @@ class Gate(Function):
         """Sequences end to end, the second within the first's block; empty ones."""
         short = draw.size(5, 2, 7)
         yield self.case(draw, lengths=(short, 16 - short))
-        yield self.case(draw, lengths=(2, draw.size(150, 130, 180)))
         yield self.case(draw, lengths=(0, draw.size(11, 9, 15), 0, draw.size(3, 1, 4), 0))
 
     def ragged(self, draw):
