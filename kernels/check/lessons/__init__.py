@@ -38,6 +38,7 @@ from kernels.lab.trace import Undefined, trace
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = (torch.float16, torch.bfloat16)
 ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee"'
+LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
 
 
@@ -71,6 +72,7 @@ class LessonKernel:
     cases: Mapping[str, Mapping]
     slips: tuple[tuple[str, str, str], ...] = ()
     cheap: bool = True  # whether it must ask for no more memory than the lesson's own
+    ahead: bool = False  # whether a program must ask for its next block before it stores this one
 
 
 class Answered(NamedTuple):
@@ -214,13 +216,16 @@ class _Held:
         if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
             why = cause() if wrong else ""
             return Finding(told[0] + f" The answer is as if {why}." * bool(why))
+        if not wrong and self.launcher and self.wanted.ahead and _late(theirs.trace):
+            return Finding(f"{LATE}{with_sizes}.", LATE)
         if not wrong:
             return self.imprecise(theirs, right, sizes)
         if theirs.undefined and not unlike(self.call(self.answer, sizes, 0.0), right):
             why = without_other(theirs.undefined)
         else:
             why = cause()
-        return Finding(f"{wrong}{with_sizes}" + f": {why}" * bool(why) + ".", why)
+        said = _never_stored(theirs.trace, right.trace) or wrong
+        return Finding(f"{said}{with_sizes}" + f": {why}" * bool(why) + ".", why)
 
     def imprecise(self, theirs: Answered, right: Answered, sizes: Mapping) -> Finding | None:
         """What is wrong where an answer to 16-bit inputs has lost more digits than the lesson's own, which sums in float32.
@@ -315,6 +320,30 @@ def _between(recorded: Trace) -> list[str]:
                 f"programs {one} and {other} both {does} element {element}, one of {some}, and nothing orders them."
             )
     return found
+
+
+def _late(recorded: Trace) -> bool:
+    """Whether a program of several blocks loads its last one only after all the others are stored."""
+    for launch in recorded.launches:
+        kinds: dict[tuple, str] = {}
+        for access in launch.accesses:
+            kinds[access.program] = kinds.get(access.program, "") + access.kind[0]
+        if any("s" in done.rstrip("s") and not done.endswith("ss") for done in kinds.values()):
+            return True
+    return False
+
+
+def _never_stored(theirs: Trace, right: Trace) -> str:
+    """A phrase on the first tensor of which elements are never stored that the lesson's own kernel stores."""
+    for ours, own in zip(theirs.launches, right.launches):
+        for name in filter(ours.operands.__contains__, own.operands):
+            wanted, stored = (
+                {i for kind in ("store", "atomic") for those in one.programs(name, kind).values() for i in those}
+                for one in (own, ours)
+            )
+            if missing := len(wanted - stored):
+                return f"{missing} of {len(wanted)} elements of {name.removesuffix('_ptr')} are never stored"
+    return ""
 
 
 def _traffic(accesses) -> dict[str, int]:

@@ -24,7 +24,11 @@ KERNELS = {
                 "tl.arange(0, BLOCK)",
                 "every program does block 0: lanes alone don't know their program",
             ),
-            ("pid * BLOCK + tl.arange(0, BLOCK)", "pid + tl.arange(0, BLOCK)", ""),
+            (
+                "pid * BLOCK + tl.arange(0, BLOCK)",
+                "pid + tl.arange(0, BLOCK)",
+                "each block begins one element after the one before: block pid begins at pid * BLOCK",
+            ),
             ("offs < N", "offs <= N", ""),
             (
                 "offs < N",
@@ -36,6 +40,11 @@ KERNELS = {
             ("x + y, mask=mask", "x + y", ""),
             ("x + y", "x * y", "the two are multiplied, not added"),
             ("x + y", "x", "only x is stored"),
+            (
+                "tl.store(out_ptr + offs, x + y, mask=mask)",
+                "return x + y",
+                "a kernel returns nothing, it writes into out",
+            ),
         ),
     ),
 }

@@ -42,6 +42,16 @@ KERNELS = {
                 "",
                 "every program does the first columns: they begin at program_id(1) * BLOCK_N",
             ),
+            (
+                "0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]\n    offs_n = (tl.program_id(1)",
+                "1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]\n    offs_n = (tl.program_id(0)",
+                "the axes of the grid are exchanged: program_id(0) counts tiles down, program_id(1) to the right",
+            ),
+            (
+                "tl.arange(0, BLOCK_M))[:, None]",
+                "tl.arange(0, BLOCK_M))",
+                "rows and columns lie along one axis, and only a diagonal is copied: offs_m goes down, by [:, None]",
+            ),
             ("(offs_m < M) & (offs_n < N)", "(offs_n < N) & (offs_n < N)", ""),
             ("(offs_m < M) & (offs_n < N)", "(offs_m < M) & (offs_m < M)", ""),
             (
@@ -53,6 +63,11 @@ KERNELS = {
                 "offs_m * stride_xm + offs_n * stride_xn",
                 "offs_m * stride_xm + offs_n",
                 "a column of x is stride_xn further, not 1",
+            ),
+            (
+                "offs_m * stride_xm + offs_n * stride_xn",
+                "offs_m * stride_xn + offs_n * stride_xm",
+                "the strides of x are exchanged: stride_xm goes a row down, stride_xn a column to the right",
             ),
             (
                 "offs_m * stride_om + offs_n * stride_on",

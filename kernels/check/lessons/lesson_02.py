@@ -68,6 +68,36 @@ KERNELS = {
                 "the squares are those of x, not those around the mean",
             ),
             ("/ N + eps", "/ N", "eps is left out"),
+            ("/ N + eps)", "/ N) + eps", "eps is added outside of the root: it belongs to the variance"),
+            (
+                "tl.rsqrt(tl.sum(squares, axis=0) / N + eps)",
+                "1.0 / (tl.sqrt(tl.sum(squares, axis=0) / N) + eps)",
+                "eps is added outside of the root: it belongs to the variance",
+            ),
+            (
+                "/ N + eps",
+                "/ (N - 1) + eps",
+                "the variance divides by N - 1: here it is the mean of the squares, over N",
+            ),
+            (
+                "centred = tl.where(offs < N, numbers(x_ptr, offs, N, stride_xn) - mean, 0.0)\n"
+                "        squares += centred * centred\n"
+                "    scale = tl.rsqrt(tl.sum(squares, axis=0) / N + eps)",
+                "centred = numbers(x_ptr, offs, N, stride_xn)\n"
+                "        squares += centred * centred\n"
+                "    scale = tl.rsqrt(tl.sum(squares, axis=0) / N - mean * mean + eps)",
+                "the variance is a difference of two large numbers, which leaves no digits: sum the squares around the mean",
+            ),
+            (
+                "range(0, N, BLOCK):\n        offs = start + tl.arange(0, BLOCK)\n        total",
+                "range(0, BLOCK, BLOCK):\n        offs = start + tl.arange(0, BLOCK)\n        total",
+                "only the first block counts in the mean: walk on to N",
+            ),
+            (
+                "range(0, N, BLOCK):\n        offs = start + tl.arange(0, BLOCK)\n        centred = numbers",
+                "range(0, BLOCK, BLOCK):\n        offs = start + tl.arange(0, BLOCK)\n        centred = numbers",
+                "only the first block is written: walk on to N",
+            ),
             ("tl.sum(squares, axis=0) / N + eps", "tl.sum(squares, axis=0) + eps", "the squares are not divided by N"),
             ("tl.rsqrt", "tl.sqrt", "the row is multiplied by the standard deviation: rsqrt is 1 / sqrt"),
             (
@@ -103,6 +133,11 @@ KERNELS = {
                 "every stripe begins at row 0: its rows are counted again and again",
             ),
             ("range(stripe * ROWS, ", "range(stripe * ROWS + 1, ", "each stripe leaves out its first row"),
+            (
+                "range(stripe * ROWS, min(stripe * ROWS + ROWS, M))",
+                "range(stripe, min(stripe + ROWS, M))",
+                "each stripe begins one row after the one before: stripe s begins at row s * ROWS",
+            ),
             ("dout * xhat", "dout", "xhat is left out"),
             ("dout * xhat", "dout + xhat", "the two are added, not multiplied"),
             ("partial_ptr + stripe * N + offs", "partial_ptr + offs", ""),

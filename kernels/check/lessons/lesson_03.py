@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check.lessons import LessonKernel
+from kernels.check.lessons import LATE, LessonKernel
 
 
 def _vectors(draw, N=8, programs=1, BLOCK=8):
@@ -10,6 +10,10 @@ def _vectors(draw, N=8, programs=1, BLOCK=8):
     out = torch.full_like(x, float("nan"))
     return {"x": x, "y": y, "out": out, "programs": programs, "BLOCK": BLOCK, "warps": 1}
 
+
+ASK = """next_x = tl.load(x_ptr + ahead, mask=ahead < N, other=0.0)
+        next_y = tl.load(y_ptr + ahead, mask=ahead < N, other=0.0)"""
+STORE = "tl.store(out_ptr + offs, x + y, mask=offs < N)"
 
 KERNELS = {
     "03-ahead": LessonKernel(
@@ -47,6 +51,12 @@ KERNELS = {
                 "y stays the first block's: next_y takes its place",
             ),
             ("offs, x, y = ahead, next_x, next_y", "x, y = next_x, next_y", ""),
+            (
+                f"{ASK}\n        {STORE}",
+                f"{STORE}\n        {ASK}",
+                LATE,
+            ),
         ),
+        ahead=True,
     ),
 }

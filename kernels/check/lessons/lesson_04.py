@@ -35,6 +35,16 @@ KERNELS = {
                 "every step takes the first values of k: add start",
             ),
             ("b.to(DOT), acc, ", "b.to(DOT), ", "only the last step counts: tl.dot(a, b, acc) adds to acc"),
+            (
+                "acc = tl.dot(",
+                "acc += tl.dot(",
+                "each step adds the sum so far once more: tl.dot(a, b, acc) has added to acc, so its result replaces acc",
+            ),
+            (
+                "acc = tl.dot(",
+                "tl.dot(",
+                "what tl.dot returns is thrown away: it doesn't change acc, so write acc = tl.dot",
+            ),
             ("mask=(offs_m < M) & mask_k[None, :]", "mask=offs_m < M", ""),
             ("mask=(offs_m < M) & mask_k[None, :]", "mask=mask_k[None, :]", ""),
             ("mask=mask_k[:, None] & (offs_n < N)", "mask=offs_n < N", ""),
@@ -44,6 +54,11 @@ KERNELS = {
             ("offs_k[None, :] * stride_ak", "offs_k[None, :]", "a column of a is stride_ak further, not 1"),
             ("+ offs_n * stride_bn", "+ offs_n", "a column of b is stride_bn further, not 1"),
             ("offs_k[:, None] * stride_bk", "offs_k[:, None] * stride_bn", ""),
+            (
+                "offs_k[:, None] * stride_bk + offs_n * stride_bn",
+                "offs_k[:, None] * stride_bn + offs_n * stride_bk",
+                "the strides of b are exchanged: stride_bk goes a row down, stride_bn a column to the right",
+            ),
             ("a.to(DOT), b.to(DOT)", "a.to(DOT), a.to(DOT)", "a is multiplied by itself"),
             (', input_precision="ieee"', "", "keeps 10 of 23 bits unless it says"),
         ),

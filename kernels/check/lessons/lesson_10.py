@@ -5,10 +5,12 @@ import torch
 from kernels.check.lessons import LessonKernel
 
 
-def _convolution(draw, B=2, T=4, D=16, W=3, dtype=torch.float32):
-    """One tile for each sequence unless told."""
-    x, weight = draw.normal(B, T, D, dtype=dtype), draw.normal(B, T, D, W, dtype=dtype)
-    return {"x": x, "weight": weight, "BLOCK_T": 4, "BLOCK_D": 16}
+def _convolution(draw, B=2, T=4, D=16, W=3, far=0.0, dtype=torch.float32):
+    """One tile for each sequence unless told. With inputs ``far`` from 0 the weights of a token add up to 0."""
+    x, weight = draw.normal(B, T, D), draw.normal(B, T, D, W)
+    if far:
+        x, weight = x + far, weight - weight.mean(-1, keepdim=True)
+    return {"x": x.to(dtype), "weight": weight.to(dtype), "BLOCK_T": 4, "BLOCK_D": 16}
 
 
 def _packed(draw, lengths=(4, 3), D=16, W=3, with_state=True, dtype=torch.float32):
@@ -34,6 +36,7 @@ KERNELS = {
             "fewer tokens than taps": {"T": 2, "W": 4},
             "one tap": {"T": 5, "W": 1},
             "bfloat16": {"T": 9, "dtype": torch.bfloat16},
+            "products that cancel in bfloat16": {"T": 9, "far": 8.0, "dtype": torch.bfloat16},
         },
         slips=[
             (
@@ -74,6 +77,11 @@ KERNELS = {
                 "the last tap is left out: there are W of them, 0 to W - 1",
             ),
             ("acc += k * X", "acc = k * X", "each tap overwrites the sum of those before it"),
+            (
+                ".to(tl.float32)\n        k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0).to(tl.float32)",
+                "\n        k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0)",
+                "convert to tl.float32 right after the load",
+            ),
         ],
     ),
     "10-packed": LessonKernel(
@@ -109,6 +117,12 @@ KERNELS = {
                 "slot + w",
                 "slot w is right for a document's first token alone: at place p, tap w reads slot p + w",
             ),
+            (
+                "X += tl.load(state_ptr + slot + p + w, mask=mask & (back > p), other=0.0).to(tl.float32)",
+                "pass",
+                "the states are not read: before a document's first token come the inputs that its state holds",
+            ),
+            ("here - back * D", "here - back", "`back` tokens back is D channels for each: back * D"),
             ("if w > 0:", "if w > W:", "no document leaves its new state: the last token's taps 1 to W - 1 have it"),
             (
                 "if w > 0:\n            tl.store(after_ptr + slot + w - 1, X, mask=last)",

@@ -60,6 +60,11 @@ KERNELS = {
                 "dk has the weights in it: the gradient of a weight is dy times the input that it multiplied, X[w]",
             ),
             (
+                "dk += (dy * X[w],)\n            sums += (dX[w] + dy * k,)",
+                "dk += (dy * k,)\n            sums += (dX[w] + dy * X[w],)",
+                "k and x are exchanged: dk is dy times the input that the weight multiplied, dx sums dy times the weights",
+            ),
+            (
                 "dk += (dy * X[w],)",
                 "dk += (dy * X[W - 1 - w],)",
                 "the taps of dk are turned around: X[0] is the window's oldest, which tap 0 reads",
@@ -88,6 +93,11 @@ KERNELS = {
                 "sums[0], mask=done",
                 "sums[0], mask=mask",
                 "dx is stored for inputs before the run, whose sums are not complete here: `done` is what this run owns",
+            ),
+            (
+                "here * W + w, mask=mask, other=0.0",
+                "here + w, mask=mask, other=0.0",
+                "the weights of a token and channel begin at here * W, for each has W of them",
             ),
             (
                 "here * W + w, mask=mask, other=0.0",
