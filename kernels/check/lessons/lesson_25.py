@@ -40,7 +40,7 @@ KERNELS = {
             (CROSSED, CROSSED.replace("] == (t", "] != (t"), "a query passes the gates u <= t, a key u > t"),
             (
                 CROSSED,
-                f"{CROSSED.partition(' & ')[0]} & (~behind[:, None] & (t[None, :] == t[:, None]) | {CROSSED.partition(' & ')[2]})",
+                CROSSED.replace("(behind", "((~behind[:, None] & (t[None, :] == t[:, None])) | (behind") + ")",
                 "a key has passed its own gate when it is written: u > t",
             ),
             (f"tl.exp({SUMS})", SUMS, "the sum of the gates is the decay's logarithm: e^ is missing"),
