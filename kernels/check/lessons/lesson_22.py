@@ -31,6 +31,7 @@ CASES = {
     "bfloat16": {"dtype": torch.bfloat16},
 }
 
+FADE = "        dS = faded(dS, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n"
 KERNELS = {
     "22-forward": LessonKernel(
         arguments=_forward,
@@ -70,6 +71,13 @@ KERNELS = {
                 "        dS += c * q[:, None] * do[None, :]\n",
                 "dk and dv need the gradient of the state after token t: what q_t read of it has to be added before",
             ),
+            (
+                "        dS += c * q[:, None] * do[None, :]\n        dk = tl.sum(dS * v[None, :], axis=1)\n"
+                "        dv = tl.sum(dS * k[:, None], axis=0)\n" + FADE,
+                FADE + "        dS += c * q[:, None] * do[None, :]\n        dk = tl.sum(dS * v[None, :], axis=1)\n"
+                "        dv = tl.sum(dS * k[:, None], axis=0)\n",
+                "the order is that of the loop forward: back, token t's share is added first, and then fades by t's gate",
+            ),
             ("        dS = faded(", "        faded(", "nothing fades on the way back: S_{t-1} is in S_t with the factor D_t"),
             ("dS += c * q[:, None]", "dS = c * q[:, None]", "what comes from behind is lost: the share of t is added to it"),
             ("dS += c * q[:, None]", "dS += q[:, None]", "the scale c is missing: o_t = c S^T q_t"),
@@ -86,10 +94,8 @@ KERNELS = {
                 "v_t stands in k v^T, so its factor is k_t, not q_t",
             ),
             (
-                "        dv = tl.sum(dS * k[:, None], axis=0)\n        dS = faded("
-                "dS, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n",
-                "        dS = faded(dS, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n"
-                "        dv = tl.sum(dS * k[:, None], axis=0)\n",
+                "        dv = tl.sum(dS * k[:, None], axis=0)\n" + FADE,
+                FADE + "        dv = tl.sum(dS * k[:, None], axis=0)\n",
                 "dv is taken after the fading: token t's gate acted before it wrote, so it belongs to the token before",
             ),
             ("dk_ptr + share + row * K + offs_k", "dk_ptr + row * K + offs_k", ""),

@@ -19,6 +19,8 @@ def _arguments(draw, B=1, T=16, H=1, K=16, V=16, strong=0.0, dtype=torch.float32
 DIFFERENCE = 'tl.exp(tl.where(earlier, Gamma[:, None] - Gamma[None, :], float("-inf")))'
 PAIRS = "tl.sum(tl.where(earlier, tl.cumsum(W, 0, reverse=True), 0.0), axis=1)"
 READ = 'tl.sum(q * tl.dot(do, tl.trans(S), input_precision="ieee"), axis=1)'
+READ_SUM = "tl.cumsum(read, 0, reverse=True)"
+BOTH = f"{PAIRS}  # part 1\n    read = c * tl.exp(Gamma) * {READ}\n    dg += {READ_SUM}"
 KERNELS = {
     "23-gates": LessonKernel(
         arguments=_arguments,
@@ -39,12 +41,14 @@ KERNELS = {
             (PAIRS, PAIRS.replace(", reverse=True", ""), "of part 1 the rows are t >= u: sum from the end"),
             (PAIRS, PAIRS.replace("W, 0", "W, 1"), "of part 1 the sum over t runs down the rows, axis 0"),
             (PAIRS, "tl.sum(tl.where(earlier, W, 0.0), axis=1)", "of part 1 row u alone is summed: all queries t >= u count"),
+            (READ_SUM, "0.0", "part 2 is missing, what queries read of the state that enters the chunk"),
             ("W *= c * tl.dot", "W *= tl.dot", "W lacks c, the scale of the scores"),
             ("read = c * tl.exp(Gamma)", "read = tl.exp(Gamma)", "part 2 lacks c, the scale of the scores"),
             ("read = c * tl.exp(Gamma)", "read = c", "of part 2 the state has faded by e^Gamma_t when t reads it"),
             (READ, READ.replace("(S)", "(dS)"), "part 2 is what queries read of S, the state that enters; dS is part 3's"),
-            ("tl.cumsum(read, 0, reverse=True)", "read", "of part 2 query u alone counts: all queries t >= u do"),
-            ("tl.cumsum(read, 0, reverse=True)", "tl.cumsum(read, 0)", "of part 2 the queries are t >= u: sum from the end"),
+            (READ_SUM, "read", "of part 2 query u alone counts: all queries t >= u do"),
+            (READ_SUM, "tl.cumsum(read, 0)", "of part 2 the queries are t >= u: sum from the end"),
+            (BOTH, BOTH.replace(", reverse=True", ""), "of parts 1 and 2 the queries are t >= u: sum from the end"),
             ("written[None, :], 0.0), axis=1)", "written[None, :], 0.0), axis=0)", "part 3 is summed over s, along axis 1"),
             (
                 "tl.maximum(tl.load(g_ptr + rows, mask=mask_t, other=0.0), LOWEST)",

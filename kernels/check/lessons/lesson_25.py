@@ -18,6 +18,7 @@ CROSSED = "(half[:, None] == half[None, :]) & (behind[:, None] == (t[None, :] <=
 SQUARE = "behind[:, None] & (half[:, None] == half[None, :] + 1)"
 BOUNDED = "tl.maximum(load_rows(g_ptr, rows, mask_t, K, BLOCK_K), LOWEST)"
 MIRRORED = "(half[:, None] % 2 == 0) & (half[:, None] + 1 == half[None, :])"
+SUMS = 'tl.dot(crossed.to(tl.float32), g, input_precision="tf32x3")'
 KERNELS = {
     "25-level": LessonKernel(
         arguments=_arguments,
@@ -37,10 +38,17 @@ KERNELS = {
             (CROSSED, CROSSED.partition(" & ")[2], "gates of other halves are passed: u has to be of t's own half"),
             (CROSSED, CROSSED.replace("<=", "<"), "a query passes its own gate before it reads: u <= t"),
             (CROSSED, CROSSED.replace("] == (t", "] != (t"), "a query passes the gates u <= t, a key u > t"),
+            (
+                CROSSED,
+                CROSSED.replace("(behind", "((~behind[:, None] & (t[None, :] == t[:, None])) | (behind") + ")",
+                "a key has passed its own gate when it is written: u > t",
+            ),
+            (f"tl.exp({SUMS})", SUMS, "the sum of the gates is the decay's logarithm: e^ is missing"),
             (" * decay).to", ").to", "nothing decays: the rows are q and k themselves"),
             ("tl.where(behind[:, None], q, k)", "tl.where(behind[:, None], k, q)", "behind a middle are queries"),
             (SQUARE, SQUARE.partition(" & ")[2], "half 2 reads half 1, too, which is another level's square"),
             (SQUARE, "half[:, None] != half[None, :]", "pairs of other blocks are added: they are other levels'"),
+            (SQUARE, "t[:, None] > t[None, :]", "each level adds all earlier pairs: it has its own squares alone"),
             (SQUARE, MIRRORED, "the square is transposed: row t is behind the middle, column s before it"),
             ("A += tl.where", "A = tl.where", "each level overwrites the one before: add its squares to A"),
             ("range(LEVELS)", "range(LEVELS - 1)", "the largest square is missing, the late half's with the early one"),

@@ -18,6 +18,7 @@ TURNS = {
         cases={"a straight line": {}, "a curve": {"curved": True}, "a large step": {"curved": True, "h": 0.5}},
         slips=(
             (BOTH, "(f(x + h * d) - f(x - h * d)) / h", "the two points are 2h apart"),
+            (BOTH, "(f(x + h * d) - f(x - h * d)) / 2 * h", "/ 2 * h multiplies by h: put 2 * h into brackets"),
             (BOTH, "f(x + h * d) - f(x - h * d)", "the difference is divided by 2h"),
             (BOTH, "(f(x + h * d) - f(x)) / h", "to one side the error is of size h: take both"),
             (BOTH, "(f(x + h) - f(x - h)) / (2 * h)", "go along d, not along (1, 1, ...)"),

@@ -1,5 +1,7 @@
 """Lesson 24's "Your turn" cell: a chunk that is read backwards."""
 
+import math
+
 import torch
 
 from kernels.check.steps import step
@@ -43,5 +45,11 @@ def reverse(answer):
         return (
             "The matrix is right, and with gates of -30 its gradient is NaN: where s < t the exponential is infinite, and "
             "autograd multiplies the 0 that comes back through your mask by it. Put -inf there before the exponential"
+        )
+    got = answer(torch.tensor([-0.5, -0.5, -1e9, -0.5, -0.5], device=g.device))
+    if not abs(got[0, 1].item() - math.exp(-0.5)) < 1e-3:
+        return (
+            f"With gates -0.5, -0.5, -1e9, -0.5, -0.5 entry [0, 1] is {got[0, 1].item():.3f}, expected e^-0.5 = 0.607: "
+            "beside -1e9 a sum has no digits left. Gates below -104 count as -104"
         )
     return ""
