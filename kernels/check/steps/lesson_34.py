@@ -113,16 +113,18 @@ def _bias_kernel(sink: tl.constexpr, dz_ptr, sink_ptr, m0, n0):
 def _misfit(raised: Exception) -> str:
     """Why the addresses and values of an addition do not fit; empty if it is something else."""
     said = str(raised.__cause__ or raised)
-    found = re.search(r"to have shape (.*) but got (.*)", said)
-    both, addresses = (tuple(map(int, re.findall(r"\d+", shape))) for shape in found.groups()) if found else ((), ())
+    found = re.search(r"to have shape (.*) but got (.*)", said)  # what both give, and the addresses
+    older = re.search(r"Cannot broadcast, .*: (\[.*\]), (\[.*\])", said)  # Triton 3.7: the values, and the addresses
+    shapes = (found or older).groups() if found or older else ("", "")
+    both, addresses = (tuple(map(int, re.findall(r"\d+", shape))) for shape in shapes)
     if len(addresses) == 3:
         return "m is a column already, and n a row: with another [:, None] the addresses have three axes"
-    if both and both == addresses[:1] * 2:
+    if both and both in (addresses[:1], addresses[:1] * 2):
         return (
             "The sum over the keys leaves one number for each query, a row of them: stand them up with [:, None], because "
             "the addresses are a column"
         )
-    if both[-1:] == (32,) or "16 and 32" in said:
+    if 32 in both or "16 and 32" in said:
         return "The values have an entry for each key, the addresses one for each query: sum over the keys, which are axis 1"
     return ""
 
