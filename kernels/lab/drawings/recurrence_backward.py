@@ -16,7 +16,7 @@ def two_walks(T: int = 4, gates: bool = False):
     """The walk forward above the tokens, the walk back below; ``gates`` shows what their gradients would need of both."""
 
     def draw(board):
-        board.name("accumulator", "held for one step of a walk")
+        board.name("accumulator", "held for one step of a loop")
         board.name("input", "tokens")
         if not gates:
             board.name("output", "gradients")
