@@ -80,7 +80,7 @@ def module(path: Path) -> str:
         defined = {}
         for statement in ast.parse(source).body:
             if "check.kernel(" not in (text := _text(source, statement)):
-                defined |= dict.fromkeys(_bound(statement), text)
+                defined |= dict.fromkeys(bound(statement), text)
         if checked(cell.source):
             for name, text in defined.items():
                 if text.lstrip().startswith(("@triton.jit", "def ")):
@@ -125,7 +125,7 @@ def _import_of(name: str, text: str) -> str:
     return ast.unparse(statement)
 
 
-def _bound(statement: ast.stmt) -> list[str]:
+def bound(statement: ast.stmt) -> list[str]:
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name.split(".")[0] for alias in statement.names]
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):

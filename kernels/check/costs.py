@@ -61,15 +61,20 @@ class Cost(NamedTuple):
 
 def cost(spec: Cheap, case: Case, launches: list[Launch]) -> Cost:
     """What the launches of one call cost."""
-    accesses = [access for launch in launches for access in launch.accesses]
-    read = sum(access.nbytes for access in accesses if access.kind != "store")
-    written = sum(access.nbytes for access in accesses if access.kind != "load")
+    read, written, sectors = traffic([access for launch in launches for access in launch.accesses])
     return Cost(
         read / sum(tensor.nbytes for tensor in case.inputs),
         written / sum(out.tensor.nbytes for out in case.outs),
         sum(launch.executed.total() for launch in launches) / spec.steps(case),
-        SECTOR_BYTES * sum(access.sectors for access in accesses) / max(read + written, 1),
+        sectors / max(read + written, 1),
     )
+
+
+def traffic(accesses) -> tuple[int, int, int]:
+    """Bytes that accesses read, write, and touch in whole sectors; an atomic update does both."""
+    read = sum(access.nbytes for access in accesses if access.kind != "store")
+    written = sum(access.nbytes for access in accesses if access.kind != "load")
+    return read, written, SECTOR_BYTES * sum(access.sectors for access in accesses)
 
 
 def judge_cost(spec: Cheap, submission: Submission, case: Case) -> tuple[int, Finding | None]:

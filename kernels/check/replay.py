@@ -130,9 +130,7 @@ def record(call: Callable, first: list, second: list, outputs: dict[int, str]) -
     for a, b in zip(one.launches, other.launches, strict=True):
         _same_launch(a, b)
         a.launch.fills.update(_fills(a, b, a.views, one.views))
-    after = {}
-    for place, name in outputs.items():
-        after |= _fills(one.ended._replace(launch=name), other.ended, [place], one.views)
+    after = _fills(one.ended, other.ended, outputs, one.views)
     sizes = [storage.nbytes() for storage in one.storages[one.given :]]
     return Recording([noted.launch for noted in one.launches], sizes, after)
 
@@ -184,7 +182,7 @@ def _at_line(launch: Launch, given: dict) -> None:
 class _Noted(NamedTuple):
     """A launch as one call made it: all storages' bytes, as the launch before left them (``None`` of new ones), and now."""
 
-    launch: Launch | str | None  # at a call's end the name of the output that is looked at
+    launch: Launch | dict[int, str]  # at a call's end the outputs' names
     left: list[torch.Tensor | None]
     now: list[torch.Tensor]
     views: dict[int, View]  # of this launch, by storage
@@ -253,7 +251,7 @@ class _Watch:
     def end(self) -> None:
         """Note what stands in the storages when the call ends."""
         views = {place: self.views[place] for place in self.outputs}
-        self.ended = _Noted(None, list(self.left), list(map(_bytes, self.storages)), views)
+        self.ended = _Noted(self.outputs, list(self.left), list(map(_bytes, self.storages)), views)
 
     def noise(self, storage, dtype) -> None:
         """Fill a storage with what no launcher knows, as a kernel might."""
@@ -412,8 +410,8 @@ def _find(wanted: list[torch.Tensor], sources: list[torch.Tensor]) -> torch.Tens
 
 def _computed(noted: _Noted, storage: int) -> tuple[str, str]:
     """What is said of a tensor whose values the host computed."""
-    if isinstance(noted.launch, str):
-        return f"{noted.launch} is written by the launcher, after its last launch", ON_HOST
+    if isinstance(noted.launch, dict):
+        return f"{noted.launch[storage]} is written by the launcher, after its last launch", ON_HOST
     names = [name for name, view in tensors_of(noted.launch) if view.storage == storage]
     kernel = _triton_private.python_function(noted.launch.kernel).__name__
     return f"{names[0]} of {kernel} holds what the host computed from values", ON_HOST

@@ -12,10 +12,10 @@ from nbclient import NotebookClient
 
 from kernels import check
 from kernels.check import lessons
-from tests.course.turns import filled, turns_of
+from tests.course.turns import filled, namespace_of, turns_of
 from tests.course.turns import lessons as notebooks
 from tools import lesson_kernels
-from tools.cells import execute, without_magics
+from tools.cells import without_magics
 from tools.kernel_environment import kernel_environment, too_old_for
 
 
@@ -37,28 +37,14 @@ FILLED = sorted({path for path, _ in KERNELS + TURNS})
 _NAMESPACES: dict = {}
 
 
-def namespace_of(path: Path, place: int) -> dict:
-    """What stands in the notebook before a cell: definitions alone, with the lesson's own kernels."""
-    if (path, place) not in _NAMESPACES:
-        namespace = {"__name__": "__main__"}
-        folder = os.getcwd()
-        os.chdir(path.parent)
-        try:
-            for cell in nbformat.read(path, as_version=4).cells[:place]:
-                if cell.cell_type == "code":
-                    execute(cell.source, namespace, whole=cell.id == "setup" or "check.kernel(" in cell.source)
-        finally:
-            os.chdir(folder)
-            torch.set_default_device(None)
-        _NAMESPACES[path, place] = namespace
-    return _NAMESPACES[path, place]
-
-
 def checked(path, name, change=lambda own: own):
     """What ``check.kernel`` gives back for a version of the lesson's own kernel, and that."""
     place, (kernel, launcher) = calls_of(path, "check.kernel")[name]
     own = lessons.own_of(name, kernel)
-    namespace = namespace_of(path, place)
+    if (path, place) not in _NAMESPACES:  # once for all slips of a kernel
+        _NAMESPACES[path, place] = namespace_of(path, place)
+        torch.set_default_device(None)
+    namespace = _NAMESPACES[path, place]
     namespace[kernel] = handed = change(own)
     return own, handed, check.kernel(name, handed, namespace[launcher])
 

@@ -7,7 +7,6 @@ executed whole.
 
 import ast
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 
 from tools.cells import execute
 from tools.kernel_environment import ROOT
+from tools.lesson_kernels import ANSWER, bound
 
 WHOLE = "needed-by-turns"
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
@@ -39,7 +39,7 @@ class Turn:
     @property
     def answer(self) -> str:
         """The Python in its collapsed block; empty if there is none."""
-        found = re.search(r"<details>.*?```python\n(.*?)```.*?</details>", self.solution, flags=re.DOTALL)
+        found = ANSWER.search(self.solution)
         return found[1] if found else ""
 
     @property
@@ -64,34 +64,26 @@ def lessons(root: Path = ROOT) -> list[Path]:
     return sorted(root.glob("notebooks/*.ipynb"))
 
 
-def namespace_of(turn: Turn) -> dict:
-    """What is defined where the turn's cell begins."""
+def namespace_of(path: Path, place: int) -> dict:
+    """What is defined where a notebook's cell begins, with the lesson's own kernels."""
     namespace = {"__name__": "__main__"}
     folder = os.getcwd()
-    os.chdir(turn.path.parent)
+    os.chdir(path.parent)
     try:
-        for cell in nbformat.read(turn.path, as_version=4).cells[: turn.index]:
+        for cell in nbformat.read(path, as_version=4).cells[:place]:
             if cell.cell_type == "code" and not cell.id.endswith("-turn"):
-                whole = cell.id == "setup" or WHOLE in cell.metadata.get("tags", [])
+                whole = cell.id == "setup" or WHOLE in cell.metadata.get("tags", []) or "check.kernel(" in cell.source
                 execute(cell.source, namespace, whole=whole)
     finally:
         os.chdir(folder)
     return namespace
 
 
-def names_of(statement: ast.stmt) -> set[str]:
-    """The names that a definition or an assignment binds."""
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return {statement.name}
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
-
-
 def filled(turn: Turn, answer: str) -> str:
     """The turn's cell with ``answer`` in place of what it defines. ``ValueError`` if the cell defines none of it."""
-    defined = {name for statement in ast.parse(answer).body for name in names_of(statement)}
+    defined = {name for statement in ast.parse(answer).body for name in bound(statement)}
     lines = turn.source.splitlines()
-    stubs = [s for s in ast.parse(turn.source).body if isinstance(s, DEFINITIONS) and names_of(s) & defined]
+    stubs = [s for s in ast.parse(turn.source).body if isinstance(s, DEFINITIONS) and defined.intersection(bound(s))]
     if not stubs:
         raise ValueError(f"{turn.step}: the answer defines {sorted(defined)}, and its cell none of them")
     for stub in reversed(stubs):
@@ -103,6 +95,6 @@ def filled(turn: Turn, answer: str) -> str:
 def said(turn: Turn, answer: str | None = None) -> str:
     """What the turn's cell prints: as it stands, or with ``answer`` in place of the stub."""
     try:
-        return execute(turn.source if answer is None else filled(turn, answer), namespace_of(turn))
+        return execute(turn.source if answer is None else filled(turn, answer), namespace_of(turn.path, turn.index))
     finally:
         torch.set_default_device(None)  # lesson 31 sets one

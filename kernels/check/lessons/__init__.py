@@ -22,14 +22,16 @@ import torch
 
 from kernels import runtime
 from kernels.check import watch
+from kernels.check.clinics.faulty_kernel import patched
 from kernels.check.compiling import compiled, refusal
+from kernels.check.costs import traffic
 from kernels.check.experiments import without_other
 from kernels.check.explanations import explain, explain_slow
 from kernels.check.guard import out_of_bounds, races
 from kernels.check.replay import Unfilled
 from kernels.check.tensors import MARGIN, Draw, one_thread
 from kernels.lab import _triton_private
-from kernels.lab.accesses import SECTOR_BYTES, Trace
+from kernels.lab.accesses import Trace
 from kernels.lab.compile_report import prepare
 from kernels.lab.source import readable
 from kernels.lab.trace import Undefined, trace
@@ -40,14 +42,7 @@ HALF = (torch.float16, torch.bfloat16)
 ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee"'
 LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
-
-
-class Slip(NamedTuple):
-    """The lesson's own text with ``old`` replaced by ``new``; ``cause`` empty where the access itself tells the fault."""
-
-    old: str
-    new: str
-    cause: str
+DOES = ("loads ask for", "stores write", "whole sectors come to")
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,8 @@ class Turn:
     """A function that the reader writes.
 
     about: what it is, as a noun phrase. ``arguments(draw, **case)`` gives its arguments by name, ``cases`` what each property
-    asks of them.
+    asks of them. A slip is a text of the lesson's own, what stands in its place, and the cause, empty where an access itself
+    tells the fault.
     """
 
     about: str
@@ -66,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class LessonKernel:
-    """A kernel whose heart the reader writes; ``arguments`` are those of its launcher, by name."""
+    """A kernel whose heart the reader writes; ``arguments`` are those of its launcher, by name, and slips as a turn's."""
 
     arguments: Callable[..., Mapping]
     cases: Mapping[str, Mapping]
@@ -106,13 +102,10 @@ def own_of(name: str, function: str):
 
 def slipped(own, slip: tuple[str, str, str]):
     """The lesson's own kernel or function with a slip in it."""
-    old, new, _ = slip
     function = _triton_private.python_function(own)
-    text = textwrap.dedent(inspect.getsource(function))
-    if text.count(old) != 1:
-        raise ValueError(f"old is {old!r}: {function.__name__} has it {text.count(old)} times, needs once")
+    text = patched(textwrap.dedent(inspect.getsource(function)), slip[:2])
     namespace = dict(function.__globals__)
-    exec(readable(text.replace(old, new), f"<slip in {function.__name__}: {new}>"), namespace)
+    exec(readable(text, f"<slip in {function.__name__}: {slip[1]}>"), namespace)
     return namespace[function.__name__]
 
 
@@ -159,6 +152,7 @@ class _Held:
 
     def __init__(self, name: str, wanted, own, answer, launcher=None):
         self.name, self.wanted, self.own, self.answer, self.launcher = name, wanted, own, answer, launcher
+        self.names = _returned(launcher or own)  # of the results
         self.found: list = []  # slips whose answer this is, so that they are tried first in the next case
         self.launched: dict = {}  # kernel and dtypes -> what the compiler needs of the first such launch
 
@@ -199,7 +193,7 @@ class _Held:
         tolerance = max((TOLERANCE.get(x.dtype, 0.0) for x in tensors if isinstance(x, torch.Tensor)), default=1e-9)
 
         def unlike(a: Answered, b: Answered) -> str:
-            return a.error or _unlike(a.results, b.results, tolerance, _returned(self.launcher or self.own))
+            return a.error or _unlike(a.results, b.results, tolerance, self.names)
 
         def cause() -> str:
             for slip in sorted(filter(lambda slip: slip[2], self.wanted.slips), key=lambda slip: slip not in self.found):
@@ -235,20 +229,16 @@ class _Held:
         drawn = self.drawn(sizes)
         half = [x.dtype for x in drawn.values() if isinstance(x, torch.Tensor) and x.dtype in HALF]
         exact = self.call(self.own, sizes, arguments=dict(zip(drawn, map(_widened, drawn.values())))) if half else right
-        for name, a, b, best in zip(self.names, theirs.results, right.results, exact.results):
+        for place, (a, b, best) in enumerate(zip(theirs.results, right.results, exact.results)):
             if exact is right or not b.is_floating_point() or not bool(b.isfinite().all()):
                 continue
             lost, usual, size = (float(x.double().square().mean().sqrt()) for x in (a - best, b - best, best))
             if lost > 1.25 * usual + size * torch.finfo(half[0]).eps / 16:
                 why = "convert to tl.float32 right after the load, and keep sums in it"
-                times = f"the error of {name} is {lost / max(usual, 1e-30):.2g} times that of the lesson's own"
+                times = f"{lost / max(usual, 1e-30):.2g} times that of the lesson's own"
+                times = f"the error of {_named_result(self.names, place)} is {times}"
                 return Finding(f"digits are lost, {times} ({_said(sizes)}): {why}.", why)
         return None
-
-    @property
-    def names(self) -> list[str]:
-        """What the launcher, or the function, calls its results."""
-        return [*_returned(self.launcher or self.own), *(["the result"] * 9)]
 
     def refused(self) -> str:
         """What a GPU's compiler says against the launches that were made, in a sentence."""
@@ -268,8 +258,8 @@ class _Held:
         """What the reader's kernel asks of memory beyond the lesson's own, on the largest case, in a sentence."""
         sizes = max(self.wanted.cases.values(), key=lambda sizes: _elements(self.drawn(sizes)))
         theirs, ours = (self.call(kernel, sizes).trace.accesses for kernel in (self.answer, self.own))
-        for does, amount in _traffic(theirs).items():
-            if amount > DEARER * (own := _traffic(ours)[does]):
+        for does, amount, own in zip(DOES, traffic(theirs), traffic(ours), strict=True):
+            if amount > DEARER * own:
                 most = max(theirs, key=lambda access: access.nbytes).source
                 return f"{does} {amount:,} bytes, the lesson's {own:,} ({_said(sizes)}; `{most}` takes part)."
         return ""
@@ -346,15 +336,6 @@ def _never_stored(theirs: Trace, right: Trace) -> str:
     return ""
 
 
-def _traffic(accesses) -> dict[str, int]:
-    """Bytes that accesses ask for, write, and touch in whole sectors."""
-    return {
-        "loads ask for": sum(access.nbytes for access in accesses if access.kind != "store"),
-        "stores write": sum(access.nbytes for access in accesses if access.kind != "load"),
-        "whole sectors come to": SECTOR_BYTES * sum(access.sectors for access in accesses),
-    }
-
-
 def _fenced(value):
     """A tensor in a larger storage, as it was, with NaN around it and in its gaps; anything else as it is."""
     if not isinstance(value, torch.Tensor):
@@ -363,14 +344,9 @@ def _fenced(value):
     poison = float("nan") if value.dtype.is_floating_point else 1 if value.dtype == torch.bool else 111
     flat = torch.full((2 * MARGIN + span,), poison, dtype=value.dtype, device=runtime.device)
     view = flat.as_strided(value.shape, value.stride(), MARGIN)
-    return view.copy_(value) if value.numel() and all(value.stride()) else _broadcast(view, value)
-
-
-def _broadcast(view, value):
-    """A view whose axes of stride 0 hold one element."""
-    first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.stride())
+    once = tuple(slice(None if stride else 1) for stride in value.stride())  # an axis of stride 0 holds one element
     if value.numel():
-        view[first].copy_(value[first])
+        view[once].copy_(value[once])
     return view
 
 
@@ -416,17 +392,21 @@ def _returned(function) -> list[str]:
     return [value.id if isinstance(value, ast.Name) else "" for value in values]
 
 
-def _unlike(got, expected, tolerance: float, names=()) -> str:
+def _unlike(got, expected, tolerance: float, names: list[str]) -> str:
     """What differs first between two calls' results, as a phrase; empty if nothing does."""
     from kernels.check.steps.helpers import difference
 
     if len(got) != len(expected):
         return f"{len(got)} things are returned, expected {len(expected)}"
     for place, (ours, theirs) in enumerate(zip(got, expected)):
-        name = (names[place] if place < len(names) else "") or ("the result" if len(got) == 1 else f"result {place}")
-        if said := difference(name, ours, theirs, tolerance=tolerance):
+        if said := difference(_named_result(names, place), ours, theirs, tolerance=tolerance):
             return said.rstrip(".")
     return ""
+
+
+def _named_result(names: list[str], place: int) -> str:
+    """What a result is called: as the function calls it, or by its place."""
+    return (names[place] if place < len(names) else "") or (f"result {place}" if len(names) > 1 else "the result")
 
 
 def _said(sizes: Mapping) -> str:
