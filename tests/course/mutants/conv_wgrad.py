@@ -539,7 +539,7 @@ SPLIT = Target(
                 f"{LAUNCH} dweight, *strides[2:], dweight.stride(), Z, O, g.J, BLOCK_M, BLOCK_N)",
                 "    dweight.copy_(partials.sum(0))",
             ),
-            "the same bits every time",
+            "equal pieces",
             "dweight is written by the launcher, after its last launch",
         ),
         Mutant(
