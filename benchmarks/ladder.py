@@ -1,4 +1,4 @@
-"""The lessons' own kernels on this GPU, one rung for each idea: ``python -m benchmarks.ladder 04 11 12``.
+"""The lessons' own kernels on this GPU, one rung for each idea: ``python -m benchmarks.ladder 05 11 12``.
 
 A ladder runs what the cells of its notebooks that are tagged ``ladder`` define, so what is timed is what the reader has
 read. Every rung is held to a reference before it is timed, its outputs filled with NaN first; rungs and peers take turns

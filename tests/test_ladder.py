@@ -132,7 +132,7 @@ def test_a_rung_that_hangs_is_left_out_and_the_others_are_measured(monkeypatch, 
 
 
 def test_a_record_takes_new_words_and_keeps_what_was_measured(monkeypatch, tmp_path):
-    lesson = "05"
+    lesson = "06"
     measured = harness.read(f"ladder_{lesson}")
     worn = json.loads(json.dumps(measured))
     worn["rungs"][0]["idea"] = worn["sweeps"][0]["idea"] = "worn"

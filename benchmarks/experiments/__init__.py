@@ -1,1 +1,1 @@
-"""The experiments of lesson 03, one property of the machine each; ``benchmarks.machine`` runs and records them."""
+"""The experiments of lessons 03 and 04, one property of the machine each; ``benchmarks.machine`` runs and records them."""

@@ -226,10 +226,10 @@ def triangle(case: Case) -> int:
     return (N // wide) * sum(3 * ((p + 1) * tall // step) + 2 for p in range(M // tall))
 
 
-READ_LOOP = "Lesson 04, step 2"
+READ_LOOP = "Lesson 05, step 2"
 READ_STRIDES = "Lesson 01, step 4"
-READ_MASK = "Lesson 04, step 3"
-READ_FP32 = "Lesson 04, step 4"
+READ_MASK = "Lesson 05, step 3"
+READ_FP32 = "Lesson 05, step 4"
 
 EXERCISE = Exercise(
     name="tiled_matmul",

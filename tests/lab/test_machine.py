@@ -1,4 +1,4 @@
-"""Lesson 03's drawings and curves, and 04's roofline: they light and count rightly, and say what they look like."""
+"""Lesson 03's drawings and curves, and 05's roofline: they light and count rightly, and say what they look like."""
 
 import itertools
 
@@ -72,7 +72,7 @@ def test_a_readers_own_times_are_drawn():
 
 
 def test_the_rooflines_names_stand_clear_of_each_other_and_of_the_ridge():
-    figure, known = drawings.matmul_roofline("05"), measured.numbers()
+    figure, known = drawings.matmul_roofline("06"), measured.numbers()
     ax = figure.axes[0]
     figure.draw_without_rendering()
     ridge = known["tensor_tflop_per_s"] / known["l2_tb_per_s"]

@@ -202,7 +202,7 @@ FAULTY = (
                 ),
             ),
         ),
-        lesson="Lesson 04, step 3",
+        lesson="Lesson 05, step 3",
     ),
     FaultyKernel(
         key="0c",
@@ -251,6 +251,6 @@ FAULTY = (
                 (ROUNDS, "for step in range(K // BLOCK_K + 1):"),
             ),
         ),
-        lesson="Lesson 04, step 3",
+        lesson="Lesson 05, step 3",
     ),
 )

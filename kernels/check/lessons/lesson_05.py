@@ -1,38 +1,66 @@
-"""Lesson 05's kernel: the tile of a program, in groups of rows of tiles."""
+"""Lesson 05's kernel: the masked loop of a product in tiles."""
+
+import torch
 
 from kernels.check.lessons import LessonKernel
 
 
-def _grid(draw, grid_m=4, grid_n=4, GROUP_M=2):
-    return {"grid_m": grid_m, "grid_n": grid_n, "GROUP_M": GROUP_M}
+def _factors(draw, M=16, N=16, K=16, dtype=torch.float32, how="packed"):
+    a, b = draw.normal(M, K, dtype=dtype), draw.normal(K, N, dtype=dtype)
+    if how == "transposed":
+        a, b = draw.normal(K, M, dtype=dtype).t(), draw.normal(N, K, dtype=dtype).t()
+    out = torch.full((M, N), float("nan"), dtype=dtype, device=a.device)
+    return {"a": a, "b": b, "out": out, "tile": (16, 16, 16)}
 
 
 KERNELS = {
-    "05-order": LessonKernel(
-        arguments=_grid,
+    "05-matmul": LessonKernel(
+        arguments=_factors,
         cases={
-            "whole groups": {},
-            "more columns than rows": {"grid_m": 4, "grid_n": 7},
-            "a short last group": {"grid_m": 5, "grid_n": 3},
-            "one row a group": {"grid_m": 3, "grid_n": 4, "GROUP_M": 1},
-            "one group": {"grid_m": 3, "grid_n": 4, "GROUP_M": 8},
+            "one tile": {},
+            "several steps": {"K": 48},
+            "several tiles": {"M": 32, "N": 48},
+            "ragged M": {"M": 23},
+            "ragged N": {"N": 37},
+            "ragged K": {"K": 20},
+            "K below a step": {"K": 5},
+            "transposed factors": {"M": 23, "N": 37, "K": 20, "how": "transposed"},
+            "float16": {"M": 23, "N": 37, "K": 20, "dtype": torch.float16},
+            "bfloat16": {"M": 23, "N": 37, "K": 20, "dtype": torch.bfloat16},
         },
         slips=(
-            ("GROUP_M * grid_n", "GROUP_M * grid_m", ""),
-            ("pid // programs * GROUP_M", "pid // programs", ""),
-            ("min(grid_m - first_m, GROUP_M)", "GROUP_M", ""),
-            ("return first_m + pid", "return pid", ""),
             (
-                "first_m + pid % programs % rows, pid % programs // rows",
-                "first_m + pid % programs // grid_n, pid % programs % grid_n",
-                "programs go across first: in a group they go down its rows, then on to the next column",
+                "start + tl.arange(0, BLOCK_K)",
+                "tl.arange(0, BLOCK_K)",
+                "every step takes the first values of k: add start",
             ),
-            ("pid % programs // rows", "pid % programs // GROUP_M", ""),
+            ("b.to(DOT), acc, ", "b.to(DOT), ", "only the last step counts: tl.dot(a, b, acc) adds to acc"),
             (
-                "first_m + pid % programs % rows, pid % programs // rows",
-                "pid % programs // rows, first_m + pid % programs % rows",
-                "",
+                "acc = tl.dot(",
+                "acc += tl.dot(",
+                "each step adds the sum so far once more: tl.dot(a, b, acc) has added to acc, so its result replaces acc",
             ),
+            (
+                "acc = tl.dot(",
+                "tl.dot(",
+                "what tl.dot returns is thrown away: it doesn't change acc, so write acc = tl.dot",
+            ),
+            ("mask=(offs_m < M) & mask_k[None, :]", "mask=offs_m < M", ""),
+            ("mask=(offs_m < M) & mask_k[None, :]", "mask=mask_k[None, :]", ""),
+            ("mask=mask_k[:, None] & (offs_n < N)", "mask=offs_n < N", ""),
+            ("mask=mask_k[:, None] & (offs_n < N)", "mask=mask_k[:, None]", ""),
+            ("mask_k[None, :], other=0.0", "mask_k[None, :]", ""),
+            ("(offs_n < N), other=0.0", "(offs_n < N)", ""),
+            ("offs_k[None, :] * stride_ak", "offs_k[None, :]", "a column of a is stride_ak further, not 1"),
+            ("+ offs_n * stride_bn", "+ offs_n", "a column of b is stride_bn further, not 1"),
+            ("offs_k[:, None] * stride_bk", "offs_k[:, None] * stride_bn", ""),
+            (
+                "offs_k[:, None] * stride_bk + offs_n * stride_bn",
+                "offs_k[:, None] * stride_bn + offs_n * stride_bk",
+                "the strides of b are exchanged: stride_bk goes a row down, stride_bn a column to the right",
+            ),
+            ("a.to(DOT), b.to(DOT)", "a.to(DOT), a.to(DOT)", "a is multiplied by itself"),
+            (', input_precision="ieee"', "", "keeps 10 of 23 bits unless it says"),
         ),
     ),
 }

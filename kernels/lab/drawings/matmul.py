@@ -1,4 +1,4 @@
-"""Lesson 04's drawings: a product and its tiles, the order of programs, and loads under products."""
+"""Lesson 05's drawings: a product and its tiles, the order of programs, and loads under products."""
 
 from kernels.lab.drawings.language import NOTE, OUTLINE, Board, Place, drawing, filmstrip, ink
 

@@ -1,4 +1,4 @@
-"""What was measured of lessons 04 and 05: the climb under the roofs, three knobs, and sizes on the reader's own GPU."""
+"""What was measured of lessons 05 and 06: the climb under the roofs, three knobs, and sizes on the reader's own GPU."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from kernels.lab.roofline import recorded
 TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "buffers")}
 TILES |= {"128 × 128": (128, 128), "128 × 256": (128, 256), "four buffers": (128, 256)}
 #: The ends of a roofline's axes, by lesson: operations per byte, TFLOP/s; and where the ridge's name stands.
-ENDS = {"04": ((0.03, 600.0), (0.1, 2500.0), 0.2), "05": ((8.0, 400.0), (25.0, 2000.0), 30.0)}
+ENDS = {"05": ((0.03, 600.0), (0.1, 2500.0), 0.2), "06": ((8.0, 400.0), (25.0, 2000.0), 30.0)}
 
 
-def matmul_sweeps(lesson: str = "05"):
+def matmul_sweeps(lesson: str = "06"):
     """What the lesson's three knobs do on the recorded GPU: the tile over its box, the order, the steps under way."""
     record = recorded(f"ladder_{lesson}")
     found = {sweep["name"]: {row["value"]: row["ms"] for row in sweep["rows"]} for sweep in record["sweeps"]}
@@ -76,10 +76,10 @@ def _steps_under_way(ax, record, found) -> str:
     return f"Right, time against num_stages: {', '.join(f'{count}: {ms:.2g} ms' for count, ms in times.items())}."
 
 
-def matmul_roofline(lesson: str = "05", *, predicted=None):
+def matmul_roofline(lesson: str = "06", *, predicted=None):
     """The ladder's rungs below min(top, bandwidth * operations per byte), with the recorded ceilings of lesson 03's machine.
 
-    A rung's bytes are those that its programs ask for, in whole sectors. The top is that of the tensor cores, in lesson 04
+    A rung's bytes are those that its programs ask for, in whole sectors. The top is that of the tensor cores, in lesson 05
     that of ordinary multiply-adds.
 
     predicted: what ``predict`` returned, by the rung's label: a hollow mark each.
@@ -96,7 +96,7 @@ def matmul_roofline(lesson: str = "05", *, predicted=None):
 
     known = measured.numbers()
     beta, tensor, ordinary = known["l2_tb_per_s"], known["tensor_tflop_per_s"], known["ordinary_tflop_per_s"]
-    top, other = (ordinary, tensor) if lesson == "04" else (tensor, ordinary)
+    top, other = (ordinary, tensor) if lesson == "05" else (tensor, ordinary)
     figure, axes = style.picture(7.2, 4.4)
     ax = axes[0, 0]
     (low, high), levels, ridge_at = ENDS[lesson]
@@ -113,7 +113,7 @@ def matmul_roofline(lesson: str = "05", *, predicted=None):
     ax.annotate(below, (high, ordinary), (-3, -4), ha="right", va="top", **note)
     ridge = f"the ridge:\n{top / beta:.0f} operations\nper byte"
     ax.annotate(ridge, (top / beta, ridge_at), (4, 0), color=style.INKS[1], **note)
-    slope_at = 0.2 if lesson == "04" else 16
+    slope_at = 0.2 if lesson == "05" else 16
     rising = {"ha": "center", "rotation": _slope(ax, (low, high), levels), "rotation_mode": "anchor"}
     ax.annotate(f"L2 delivers {beta:.2g} TB/s", (slope_at, beta * slope_at), (-2, 4), **rising, **note)
     climb = _bends(list(points.values()))
@@ -130,7 +130,7 @@ def matmul_roofline(lesson: str = "05", *, predicted=None):
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=levels)
     ax.set(xlabel="operations for each byte asked for, in whole sectors", ylabel="TFLOP/s")
     told = ", ".join(f"{name} {speed:.3g} TFLOP/s at {x:.2g}" for name, (x, speed) in points.items())
-    whose = "ordinary multiply-adds" if lesson == "04" else "the tensor cores"
+    whose = "ordinary multiply-adds" if lesson == "05" else "the tensor cores"
     figure.alt = (
         f"Speed over operations for each byte asked for, in whole sectors, both logarithmic. A slope, what L2 delivers, "
         f"rises to the flat top of {whose} at {top:.0f} TFLOP/s, which it meets at {top / beta:.0f} operations per byte; "

@@ -1,4 +1,4 @@
-"""Lesson 03's measured curves, each drawn over what arithmetic predicts: points are recorded, dashed lines predicted.
+"""Lessons 03 and 04's measured curves, each drawn over what arithmetic predicts: points are recorded, dashed lines predicted.
 
 Everything here reads the record of ``python -m benchmarks.machine``, so it is the same on every computer.
 """
