@@ -192,6 +192,14 @@ def test_other_mistakes_are_explained(lesson, old, new, said, capsys):
     assert said in capsys.readouterr().out
 
 
+def test_the_readers_own_line_is_quoted_and_once(lesson, capsys):
+    """A helper from above is not to blame for where it is sent, and the same line in another case is no news."""
+    executed(lesson, lambda source: source.replace("rows(v_ptr, n, N, D)", "rows(v_ptr, n + 1, N + 1, D)"), answers=True)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("FAILED  one tile: `k, v = rows(k_ptr, n, N, D), rows(v_ptr, n + 1, N + 1, D)` in program")
+    assert said[1:3] == ["FAILED  several tiles: the same.", "FAILED  ragged: the same."]
+
+
 def test_a_turn_that_is_data(lesson, capsys):
     executed(lesson, lambda source: source.replace("return a.exp() + b", "return a + b"), answers=True)
     said = capsys.readouterr().out.splitlines()[-1]

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import re
 import textwrap
 import types
 import warnings
@@ -208,8 +209,9 @@ class _Held:
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
         between = [] if _between(right.trace) else _between(theirs.trace)
         if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
-            why = cause() if wrong else ""
-            return Finding(told[0] + f" The answer is as if {why}." * bool(why))
+            why, where = cause() if wrong else "", self.blamed(theirs.trace)
+            alike = re.sub(r" in program .*? outside|\d+|elements?", "", told[0])  # the same line, in another program
+            return Finding(where + told[0] + f" The answer is as if {why}." * bool(why), why or alike)
         if not wrong and self.launcher and self.wanted.ahead and _late(theirs.trace):
             return Finding(f"{LATE}{with_sizes}.", LATE)
         if not wrong:
@@ -220,6 +222,12 @@ class _Held:
             why = cause()
         said = _never_stored(theirs.trace, right.trace) or wrong
         return Finding(f"{said}{with_sizes}" + f": {why}" * bool(why) + ".", why)
+
+    def blamed(self, recorded: Trace) -> str:
+        """What goes before a sentence on a line that is not the reader's: a kernel above calls what they wrote."""
+        name = _triton_private.python_function(self.answer).__name__
+        other = next((one.kernel for one in recorded.launches if self.launcher and one.kernel != name), "")
+        return other and f"with what {name} gives, in {other} above, which calls it: "
 
     def imprecise(self, theirs: Answered, right: Answered, sizes: Mapping) -> Finding | None:
         """What is wrong where an answer to 16-bit inputs has lost more digits than the lesson's own, which sums in float32.
@@ -261,7 +269,8 @@ class _Held:
         for does, amount, own in zip(DOES, traffic(theirs), traffic(ours), strict=True):
             if amount > DEARER * own:
                 most = max(theirs, key=lambda access: access.nbytes).source
-                return f"{does} {amount:,} bytes, the lesson's {own:,} ({_said(sizes)}; `{most}` takes part)."
+                with_sizes = f" ({_said(sizes)})" if sizes else ""
+                return f"{does} {amount:,} bytes, the lesson's {own:,}{with_sizes}; `{most}` takes part."
         return ""
 
     def drawn(self, sizes: Mapping) -> dict:
@@ -284,15 +293,16 @@ class _Held:
         arguments, standing_in = arguments or self.drawn(sizes), contextlib.nullcontext()
         if self.launcher:
             standing_in = _named(self.launcher, _triton_private.python_function(which).__name__, which)
-        with standing_in, Unfilled(), Undefined(poison) as undefined, trace.recording() as recorded:
+        helpers = _triton_private.python_function(which).__code__.co_names if self.launcher else ()  # not to blame
+        with standing_in, Unfilled(), Undefined(poison) as undefined, trace.recording(helpers=helpers) as recorded:
             try:
                 with _triton_private.before_launches(note), watch.limited():
                     results = (self.launcher or which)(**arguments)
             except watch.TooSlow as raised:
-                said = explain_slow(raised, recorded.launches, watch.CALL_SECONDS)
+                said = explain_slow(raised, recorded.launches, watch.CALL_SECONDS, helpers)
                 return Answered(error=": ".join(said), trace=recorded)
             except Exception as raised:
-                return Answered(error=": ".join(explain(raised)), trace=recorded)
+                return Answered(error=": ".join(explain(raised, helpers)), trace=recorded)
         results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         return Answered(results, "", recorded, list(undefined.lines), launched)
 
