@@ -13,7 +13,7 @@ def numbers(ptr, offs, N, stride):  # float32; 0 where the row has ended
 def standardise_kernel(
     x_ptr, weight_ptr, out_ptr, N, stride_xm, stride_xn, stride_om, stride_on, eps, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # 64 bits: lesson 01
     x_ptr += row * stride_xm  # now the row's first element
     out_ptr += row * stride_om
     total = tl.zeros((BLOCK,), tl.float32)
@@ -32,18 +32,3 @@ def standardise_kernel(
         centred = numbers(x_ptr, offs, N, stride_xn) - mean
         weight = numbers(weight_ptr, offs, N, 1)
         tl.store(out_ptr + offs * stride_on, centred * scale * weight, mask=offs < N)
-
-
-@triton.jit
-def stripes_kernel(
-    dout_ptr, xhat_ptr, partial_ptr, M, N, stride_dm, stride_dn, stride_xm, stride_xn,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    stripe = tl.program_id(0)
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for m in range(stripe * ROWS, min(stripe * ROWS + ROWS, M)):
-        dout = numbers(dout_ptr + m * stride_dm, offs, N, stride_dn)
-        xhat = numbers(xhat_ptr + m * stride_xm, offs, N, stride_xn)
-        total += dout * xhat
-    tl.store(partial_ptr + stripe * N + offs, total, mask=offs < N)

@@ -1,4 +1,4 @@
-"""Lesson 02's kernels: a row walked in blocks, and sums down the columns, in stripes of rows."""
+"""Lesson 02's kernel: a row walked in blocks."""
 
 import torch
 
@@ -12,13 +12,6 @@ def _rows(draw, M=3, N=16, BLOCK=8, far=3.0, how="packed", dtype=torch.float32, 
         "every other column": lambda: draw.normal(M, 2 * N)[:, ::2],
     }[how]()
     return {"x": (x + far).to(dtype), "weight": draw.normal(N, dtype=dtype), "eps": eps, "BLOCK": BLOCK}
-
-
-def _gradients(draw, M=8, N=16, ROWS=4, BLOCK=8, how="packed", dtype=torch.float32):
-    first, second = draw.normal(M, N, dtype=dtype), draw.normal(M, N, dtype=dtype)
-    if how == "transposed":
-        first, second = draw.normal(N, M, dtype=dtype).t(), draw.normal(M, 2 * N, dtype=dtype)[:, ::2]
-    return {"dout": first, "xhat": second, "ROWS": ROWS, "BLOCK": BLOCK}
 
 
 KERNELS = {
@@ -113,37 +106,6 @@ KERNELS = {
             ),
             ("offs * stride_on, c", "offs, c", ""),
             ("weight, mask=offs < N", "weight", ""),
-        ),
-    ),
-    "02-stripes": LessonKernel(
-        arguments=_gradients,
-        cases={
-            "whole stripes": {},
-            "a short last stripe": {"M": 7},
-            "a ragged end": {"M": 7, "N": 13},
-            "strides": {"M": 6, "N": 13, "how": "transposed"},
-            "bfloat16": {"M": 7, "dtype": torch.bfloat16},
-        },
-        slips=(
-            ("total += ", "total = ", "only a stripe's last row counts: add to what the accumulator held before"),
-            ("min(stripe * ROWS + ROWS, M)", "stripe * ROWS + ROWS", ""),
-            (
-                "range(stripe * ROWS, ",
-                "range(0, ",
-                "every stripe begins at row 0: its rows are counted again and again",
-            ),
-            ("range(stripe * ROWS, ", "range(stripe * ROWS + 1, ", "each stripe leaves out its first row"),
-            (
-                "range(stripe * ROWS, min(stripe * ROWS + ROWS, M))",
-                "range(stripe, min(stripe + ROWS, M))",
-                "each stripe begins one row after the one before: stripe s begins at row s * ROWS",
-            ),
-            ("dout * xhat", "dout", "xhat is left out"),
-            ("dout * xhat", "dout + xhat", "the two are added, not multiplied"),
-            ("partial_ptr + stripe * N + offs", "partial_ptr + offs", ""),
-            ("m * stride_xm", "m * stride_dm", ""),
-            ("N, stride_dn", "N, 1", ""),
-            ("total, mask=offs < N", "total", ""),
         ),
     ),
 }
