@@ -1,6 +1,6 @@
 """What this GPU is, in numbers: latencies, rates, waves and the price of a launch: ``python -m benchmarks.machine``.
 
-Each function whose name is in ``MEASUREMENTS`` is one experiment of lessons 03 and 04 and gives its rows. Nothing here is tuned:
+Each function whose name is in ``MEASUREMENTS`` is one experiment of lesson 03 or 04 and gives its rows. Nothing is tuned:
 the kernels are the smallest that isolate one property of the machine, and each row says how it was launched.
 """
 
