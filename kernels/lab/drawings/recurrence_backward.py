@@ -6,7 +6,10 @@ from kernels.lab import style
 from kernels.lab.drawings.language import TEXT, Filmstrip, drawing, filmstrip
 
 #: The colour and the marker of each formula of a gate's gradient, in all figures the same.
-FORMULAS = {"sum form": 0, "running sum": 1}
+FORMULAS = {
+    "sum form": 0, "ours, recurrent": 0, "ours, chunk": 2,
+    "running sum": 1, "without the diagonal": 4, "FLA, recurrent": 3, "FLA, chunk": 5,
+}  # fmt: skip
 
 
 def two_walks(T: int = 4, gates: bool = False):
