@@ -30,12 +30,12 @@ def faded(S, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V):
 
 
 @triton.jit
-def token(S, t, h, offs_k, offs_v, q_ptr, k_ptr, v_ptr, o_ptr, g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c, SHARE):
+def token(S, t, h, offs_k, offs_v, q_ptr, k_ptr, v_ptr, o_ptr, g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c):
     """The state after token t of the row, whose output it stores."""
-    row, shared = t * H + h, t * (H // SHARE) + h // SHARE  # SHARE heads have one k and v: step 6
+    row = t * H + h
     q = tl.load(q_ptr + row * K + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
-    k = tl.load(k_ptr + shared * K + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
-    v = tl.load(v_ptr + shared * V + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + row * K + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + row * V + offs_v, mask=offs_v < V, other=0.0).to(tl.float32)
     S = faded(S, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)
     S += k[:, None] * v[None, :]
     tl.store(o_ptr + row * V + offs_v, c * tl.sum(S * q[:, None], axis=0), mask=offs_v < V)
@@ -45,7 +45,7 @@ def token(S, t, h, offs_k, offs_v, q_ptr, k_ptr, v_ptr, o_ptr, g_ptr, gamma_ptr,
 @triton.jit
 def texts_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, g_ptr, gamma_ptr, gk_ptr, gv_ptr, first_ptr, last_ptr, cu_ptr, T, H, K, V, c,
-    SHARE: tl.constexpr, REVERSE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    REVERSE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     offs_k = tl.arange(0, BLOCK_K)
@@ -54,7 +54,7 @@ def texts_kernel(
     mask_s = (offs_k < K)[:, None] & (offs_v < V)[None, :]
     S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
     # one token: S = token(S, t, h, offs_k, offs_v, q_ptr, k_ptr, v_ptr, o_ptr,
-    #                      g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c, SHARE)
+    #                      g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c)
     begin, L = n * T, T
     if cu_ptr is not None:
         begin = tl.load(cu_ptr + n).to(tl.int64)
@@ -64,6 +64,6 @@ def texts_kernel(
     for i in range(L):
         t = begin + (L - 1 - i if REVERSE else i)
         S = token(S, t, h, offs_k, offs_v, q_ptr, k_ptr, v_ptr, o_ptr,
-                  g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c, SHARE)
+                  g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c)
     if last_ptr is not None:
         tl.store(last_ptr + offs_s, S, mask=mask_s)

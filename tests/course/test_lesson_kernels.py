@@ -2,6 +2,7 @@
 lesson whose reader has written everything runs to its end with that."""
 
 import ast
+import inspect
 import os
 from pathlib import Path
 
@@ -34,6 +35,7 @@ KERNELS = [(path, name) for path in notebooks() for name in calls_of(path, "chec
 SLIPS = [(path, name, slip) for path, name in KERNELS for slip in lessons.data_of(name, "KERNELS").slips]
 TURNS = [(path, name) for path in notebooks() for name in lesson_kernels.turns(path.name[:2])]
 FILLED = sorted({path for path, _ in KERNELS + TURNS})
+IEEE = ', input_precision="ieee"'
 _NAMESPACES: dict = {}
 
 
@@ -63,6 +65,17 @@ def test_a_slip_turns_it_red(path, name, slip, capsys):
     said = capsys.readouterr().out
     assert "FAILED" in said and slip[2] in said
     assert back is own
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize(("path", "name"), KERNELS, ids=[name for _, name in KERNELS])
+def test_a_product_that_a_gpu_would_round_to_tf32_turns_it_red(path, name, capsys):
+    own = lessons.own_of(name, calls_of(path, "check.kernel")[name][1][0])
+    exact = [line for line in inspect.getsource(own.fn).splitlines() if IEEE in line]
+    if not exact:
+        pytest.skip("no product of float32")
+    *_, back = checked(path, name, lambda own: lessons.slipped(own, (exact[-1], exact[-1].replace(IEEE, ""), "")))
+    assert back is own and lessons.ROUNDS in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("path", "name"), TURNS, ids=[name for _, name in TURNS])

@@ -41,6 +41,7 @@ from kernels.lab.trace import Undefined, trace
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = (torch.float16, torch.bfloat16)
 ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee"'
+TF32 = r"tt\.dot .*, inputPrecision = tf32 : tensor<\w+xf32>"  # such a product of float32, in what the compiler reads
 LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
 DOES = ("loads ask for", "stores write", "whole sectors come to")
@@ -256,7 +257,7 @@ class _Held:
             if isinstance(made := compiled(prepared, (90,)), str):
                 found = refusal(prepared.kernel, made, "")
                 return f"{found.where}: {found.cause}."
-            if "tf32" in made[90].ptx and "tf32" not in inspect.getsource(_triton_private.python_function(self.own)):
+            if re.search(TF32, made[90].asm["ttir"]):
                 return f"{prepared.kernel} rounds float32 operands to TF32: {ROUNDS}."
             if spilled := made[90].spill_bytes:
                 return f"{prepared.kernel} spills {spilled} bytes a thread: more is alive at once than registers hold."

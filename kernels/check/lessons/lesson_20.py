@@ -5,7 +5,7 @@ import torch
 from kernels.check.lessons import LessonKernel
 
 
-def _arguments(draw, B=1, T=5, H=1, K=8, V=8, strength=1.0, ones=False, dtype=torch.float32):
+def _arguments(draw, B=1, T=5, H=1, K=16, V=8, strength=1.0, ones=False, dtype=torch.float32):
     q, k, v = (draw.normal(B, T, H, size, dtype=dtype) for size in (K, K, V))
     if ones:  # of which many are more than 16 bits can count
         q, k, v = torch.ones_like(q), torch.ones_like(k), torch.ones_like(v)
@@ -17,7 +17,6 @@ KERNELS = {
         arguments=_arguments,
         cases={
             "one block": {},
-            "more rows than columns": {"K": 16},
             "two texts, two heads, three blocks of columns": {"B": 2, "T": 3, "H": 2, "V": 24},
             "channels that fill no block": {"T": 3, "K": 5, "V": 11},
             "strong gates": {"strength": 20.0},
@@ -52,6 +51,7 @@ KERNELS = {
                 "v[:, None] * k[None, :]\n        o = c * tl.sum(S * q[:, None], axis=0)",
                 "rows and columns have changed places: k belongs to rows, k[:, None], and the sum is over rows, axis=0",
             ),
+            ("q[:, None], axis=0)", "q[:, None], axis=1)", "o_t is a sum over rows, one number for each column: axis=0"),
             ("o = c * tl.sum", "o = tl.sum", "the scale c is missing"),
             ("k_ptr + row * K + offs_k, mask=mask_k, other=0.0", "k_ptr + row * K + offs_k, mask=mask_k", ""),
             ("q_ptr + row * K + offs_k, mask=mask_k, other=0.0", "q_ptr + row * K + offs_k", ""),

@@ -13,18 +13,17 @@ def _common(draw, B, T, H, K, V, gates, dtype):
     return given
 
 
-def _forward(draw, B=1, T=4, H=1, K=8, V=8, gates=False, dtype=torch.float32):
+def _forward(draw, B=1, T=4, H=1, K=16, V=8, gates=False, dtype=torch.float32):
     return _common(draw, B, T, H, K, V, gates, dtype) | {"first": draw.normal(B, H, K, V), "c": 0.25}
 
 
-def _back(draw, B=1, T=4, H=1, K=8, V=8, gates=False, dtype=torch.float32):
+def _back(draw, B=1, T=4, H=1, K=16, V=8, gates=False, dtype=torch.float32):
     given = _common(draw, B, T, H, K, V, gates, dtype)
     return {"q": draw.normal(B, T, H, K, dtype=dtype), **given, "dlast": draw.normal(B, H, K, V), "c": 0.25}
 
 
 CASES = {
     "one block": {},
-    "more rows than columns": {"K": 16},
     "two texts, two heads, two blocks of columns": {"B": 2, "T": 3, "H": 2, "V": 16},
     "channels that fill no block": {"T": 3, "K": 5, "V": 11},
     "a gate for each row and each column": {"T": 3, "K": 4, "V": 8, "gates": True},
@@ -49,6 +48,7 @@ KERNELS = {
                 "tl.sum(S * v[None, :], axis=1)",
                 "o_t = c S^T q_t has the gradient do: the state is multiplied with do, not with v",
             ),
+            ("do[None, :], axis=1)", "do[None, :], axis=0)", "dq is a sum along a row, over the program's columns: axis=1"),
             ("dq = c * tl.sum", "dq = tl.sum", "the scale c is missing: q_t stands in o_t = c S^T q_t"),
             (
                 "k[:, None] * v[None, :]\n        dq = c * tl.sum(S * do[None, :], axis=1)",
@@ -93,6 +93,7 @@ KERNELS = {
                 "dv = tl.sum(dS * q[:, None], axis=0)",
                 "v_t stands in k v^T, so its factor is k_t, not q_t",
             ),
+            ("dv = tl.sum(dS * k[:, None], axis=0)", "dv = tl.sum(dS * k[:, None], axis=1)", "dv is a sum over rows: axis=0"),
             (
                 "        dv = tl.sum(dS * k[:, None], axis=0)\n" + FADE,
                 FADE + "        dv = tl.sum(dS * k[:, None], axis=0)\n",

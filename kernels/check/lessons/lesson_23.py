@@ -7,7 +7,7 @@ import torch
 from kernels.check.lessons import LessonKernel
 
 
-def _arguments(draw, B=1, T=16, H=1, K=16, V=16, strong=0.0, dtype=torch.float32):
+def _arguments(draw, B=1, T=16, H=1, K=32, V=16, strong=0.0, dtype=torch.float32):
     g = -draw.normal(B, T, H).abs()
     if strong:
         g[:, 3::8] = strong
@@ -36,6 +36,9 @@ KERNELS = {
         },
         slips=[
             (DIFFERENCE, "tl.where(earlier, 1.0, 0.0)", "the pairs don't decay: W has the factor e^(Gamma_t - Gamma_s)"),
+            ("Gamma[:, None] - Gamma[None, :]", "Gamma[None, :] - Gamma[:, None]", "W decays by e^(Gamma_t - Gamma_s)"),
+            ("tl.dot(q, tl.trans(k)", "tl.dot(k, tl.trans(q)", "rows of W are queries: q is the left factor"),
+            ("tl.dot(do, tl.trans(v)", "tl.dot(v, tl.trans(do)", "rows of W are queries: do is the left factor"),
             (PAIRS, "0.0", "part 1 is missing, the pairs of which both tokens are in the chunk"),
             (PAIRS, "tl.sum(tl.cumsum(W, 0, reverse=True), axis=1)", "of part 1 the columns are s < u"),
             (PAIRS, PAIRS.replace(", reverse=True", ""), "of part 1 the rows are t >= u: sum from the end"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels.lab.drawings.language import INK, NOTE, Filmstrip, drawing, filmstrip, ink
+from kernels.lab.drawings.language import INK, TEXT, Filmstrip, drawing, filmstrip, ink
 
 
 def state_step(BLOCK_V: int | None = None, program: int = 1) -> Filmstrip:
@@ -27,18 +27,18 @@ def state_step(BLOCK_V: int | None = None, program: int = 1) -> Filmstrip:
         board.box(-0.3, -0.4, 6.6, 7.6, width=0)  # the same room in each frame
         state = board.cells(2, 2, 3, 4, "accumulator", label=after if frame else faded, lit=lit, text_size=9)
         if frame == 0:
-            board.text(4, 6.0, "each number is half", size=NOTE)
-            board.text(4, 6.7, "of what it was", size=NOTE)
+            board.text(4, 6.0, "each number is half", size=TEXT)
+            board.text(4, 6.7, "of what it was", size=TEXT)
         else:
             board.cells(0, 2, 3, 1, "input", label=(k if frame == 1 else q)[:, None], text_size=9)
             board.text(0.5, 1.55, "k" if frame == 1 else "q", size=9)
         if frame == 1:
             board.cells(2, 0, 1, 4, "input", label=v[None, :], lit=lit, text_size=9)
             board.text(1.55, 0.5, "v", size=9)
-            board.text(4, 6.0, "row's k times column's v", size=NOTE)
-            board.text(4, 6.7, "is added", size=NOTE)
+            board.text(4, 6.0, "row's k times column's v", size=TEXT)
+            board.text(4, 6.7, "is added", size=TEXT)
         if frame == 2:
-            board.text(0.5, 6.5, "sums of\nq times\na column", size=NOTE)
+            board.text(0.2, 6.5, "sums of\nq times\na column", size=TEXT)
             o = board.cells(2, 6, 1, 4, "output", label=(q @ after)[None, :], lit=lit, text_size=9)
             board.text(1.55, 6.5, "o", size=9)
             for j in own:
@@ -73,7 +73,7 @@ def handed_on(sizes: Sequence[int] = (3, 1, 2), reverse: bool = False):
             for i, x in enumerate(ends):
                 n = len(sizes) - i if way else i
                 name = "first" if n == 0 else "last" if n == len(sizes) else f"after {n}"
-                board.box(x - 0.75, y - 0.05, 1.5, 1.1, "accumulator", name, size=NOTE)
+                board.box(x - 0.75, y - 0.05, 1.5, 1.1, "accumulator", name, size=TEXT)
             for i, (place, _) in enumerate(order):
                 left, right = (ends[i] + 0.75, middle), (place.x, middle)
                 far, next_ = (place.x + place.w, middle), (ends[i + 1] - 0.75, middle)
@@ -110,19 +110,19 @@ def step_chain(waits: dict[str, float], steps: int = 2):
         for role, word in looks.values():
             board.name(role, word)
         for row, label in enumerate(("asked for when\nneeded", "asked for one\ntoken ahead")):
-            board.text(-0.3, 2.2 * row + 0.6, label, size=NOTE, ha="right")
+            board.text(-0.3, 2.2 * row + 0.6, label, size=TEXT, ha="right")
         for step in range(steps):
             x = step * total * scale
             for name in names:
                 wide = waits[name] * scale
-                board.box(x, 0, wide, 1, looks[name][0], f"{waits[name]:.0f}" if wide > 0.7 else "", size=NOTE)
+                board.box(x, 0, wide, 1, looks[name][0], f"{waits[name]:.0f}" if wide > 0.7 else "", size=TEXT)
                 x += wide
             board.brace(step * total * scale + 0.05, x - 0.05, -0.2, f"token {step + 1}: {total:.0f} ns")
         x = waits[names[0]] * scale
-        board.box(0, 2.2, x, 0.7, "memory", "rows of token 1", size=NOTE)
+        board.box(0, 2.2, x, 0.7, "memory", "rows of token 1", size=TEXT)
         for step in range(steps):
             start = x
-            board.box(start, 2.2, waits[names[0]] * scale, 0.7, "memory", f"rows of token {step + 2}", size=NOTE)
+            board.box(start, 2.2, waits[names[0]] * scale, 0.7, "memory", f"rows of token {step + 2}", size=TEXT)
             for name in names[1:]:
                 board.box(x, 2.9, waits[name] * scale, 0.5, looks[name][0])
                 x += waits[name] * scale
@@ -150,12 +150,12 @@ def packed_wall(lengths: Sequence[int] = (5, 7), wall: int = 5):
         titles = "first to last", "last to first", "boundaries,\nlast to first"
         for row, title in enumerate(titles):
             y, reverse, walls = 2.7 * row, row > 0, row < 2
-            board.text(-0.4, y + 0.5, title, size=NOTE, ha="right")
+            board.text(-0.4, y + 0.5, title, size=TEXT, ha="right")
             places = []
             for t in range(T):
                 gap = 0.9 if not walls and owner[t] else 0
                 role = ("input", "weight")[owner[t]]
-                places.append(board.box(t * wide + gap, y, 0.9, 1, role, str(t), size=NOTE))
+                places.append(board.box(t * wide + gap, y, 0.9, 1, role, str(t), size=TEXT))
             for t in range(T - 1):
                 left, right = places[t], places[t + 1]
                 entered = t if reverse else t + 1  # the token whose gate acts between the two
@@ -169,12 +169,12 @@ def packed_wall(lengths: Sequence[int] = (5, 7), wall: int = 5):
                 if stopped:
                     board.box(middle - 0.09, y - 0.35, 0.18, 1.7, edge=red, hatch="////", width=1.4)
                     said = "the wall: Ben is cut off from his own" if bad else "the wall"
-                    board.text(middle, y - 0.6, said, size=NOTE, colour=red or INK)
+                    board.text(middle, y - 0.6, said, size=TEXT, colour=red or INK)
                 else:
                     looks = ("wrong", 2.2) if bad else ("accumulator", 1.4)
                     board.arrow(*(ends[::-1] if reverse else ends), looks[0], width=looks[1])
-                    board.text(middle, y + 1.65, "Ben's words reach Ada" if bad else "", size=NOTE, colour=red or INK)
-        board.text(places[0].x, 2.7 * 2 + 1.6, "one program for each text", size=NOTE, ha="left")
+                    board.text(middle, y + 1.65, "Ben's words reach Ada" if bad else "", size=TEXT, colour=red or INK)
+        board.text(places[0].x, 2.7 * 2 + 1.6, "one program for each text", size=TEXT, ha="left")
 
     alt = (
         f"Three rows of {T} tokens, Ada's {lengths[0]} and Ben's {lengths[1]}, with arrows for the state that goes from "

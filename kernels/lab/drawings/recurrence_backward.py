@@ -3,7 +3,7 @@
 import numpy as np
 
 from kernels.lab import style
-from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
+from kernels.lab.drawings.language import TEXT, Filmstrip, drawing, filmstrip
 
 #: The colour and the marker of each formula of a gate's gradient, in all figures the same.
 FORMULAS = {
@@ -33,15 +33,15 @@ def two_walks(T: int = 4, gates: bool = False):
         row(5.1, "back", lambda i: f"dS$_{i}$", -1)
         for t in range(1, T + 1):
             x = t * wide + 0.05
-            token = board.box(x, 3.3, 1.5, 0.9, "input", f"token {t}", size=NOTE)
+            token = board.box(x, 3.3, 1.5, 0.9, "input", f"token {t}", size=TEXT)
             if gates and t == 3:
                 board.arrow(((t - 1) * wide + 0.9, 2.4), (x, 3.65), "wrong", width=1.8)
                 board.arrow((x + 0.75, 5.1), token.side("bottom"), "wrong", width=1.8)
-                board.text(x + 1.0, 4.65, f"dg$_{t}$ needs S$_{t - 1}$ and dS$_{t}$", size=NOTE, ha="left")
+                board.text(x + 1.0, 4.65, f"dg$_{t}$ needs S$_{t - 1}$ and dS$_{t}$", size=TEXT, ha="left")
             if not gates:
                 board.box(x, -0.1, 1.5, 0.8, "output", f"dq$_{t}$", size=9)
                 board.arrow((x + 0.75, 1.5), (x + 0.75, 0.7), "output")
-                board.box(x, 6.8, 1.5, 0.8, "output", f"dk$_{t}$, dv$_{t}$", size=8)
+                board.box(x, 6.8, 1.5, 0.8, "output", f"dk$_{t}$, dv$_{t}$", size=TEXT)
                 board.arrow((x + 0.75, 6.0), (x + 0.75, 6.8), "output")
 
     alt = (
@@ -83,17 +83,17 @@ def gradient_step(BLOCK_V: int = 2, program: int = 1) -> Filmstrip:
                 board.text(0.5, 1.55, name, size=9)
                 board.text(1.5, 0.5, other, size=9)
         if frame == 0:
-            board.text(4, 6.0, "row's q times column's do", size=NOTE)
-            board.text(4, 6.7, "has been added", size=NOTE)
+            board.text(4, 6.0, "row's q times column's do", size=TEXT)
+            board.text(4, 6.7, "has been added", size=TEXT)
         if frame == 1:
             board.cells(2, 6, 1, 4, "output", label=(k @ dS)[None, :], lit=lit, text_size=9)
             board.text(1.4, 6.5, "dv", size=9)
             share = dS[:, list(own)] @ v[list(own)]
             board.cells(6.8, 2, 3, 1, "output", label=share[:, None], text_size=9)
-            board.text(7.3, 1.3, "share\nof dk", size=NOTE)
+            board.text(7.3, 1.3, "share\nof dk", size=TEXT)
         if frame == 2:
-            board.text(4, 6.0, "half of it goes on", size=NOTE)
-            board.text(4, 6.7, "to the token before", size=NOTE)
+            board.text(4, 6.0, "half of it goes on", size=TEXT)
+            board.text(4, 6.7, "to the token before", size=TEXT)
 
     alt = (
         "Three frames with the gradient of a state of three rows and four columns, of which columns "
@@ -113,13 +113,13 @@ def undone_steps(errors: dict[str, list[float]]):
         looks = {"color": style.INKS[i], "marker": style.MARKERS[i], "markevery": every, "markersize": 4}
         ax.semilogy(range(1, len(line) + 1), line, **looks)
         at = next((t for t, error in enumerate(line) if error > 1e-4), 0)
-        where = (at + 1, line[at]) if at else (len(line) + 1, 2e3)  # steep ones are named at the top
-        ax.annotate(name, where, (9, -5), textcoords="offset points", color=style.INKS[i], fontsize=9)
+        where = (at + 1, line[at]) if len(line) > 10 else (len(line), 1e5)  # steep ones are named at the top
+        ax.annotate(name, where, (12, -10), textcoords="offset points", color=style.INKS[i], fontsize=9)
     ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
     ax.annotate("as large as the state", (1, 1), (-4, 4), ha="right", fontsize=9,
                 xycoords=ax.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
     longest = max(map(len, errors.values()))
-    ax.set(xlim=(0, 1.18 * longest), ylim=(1e-8, 1e4), xlabel="undone steps", ylabel="error of the state, relative")
+    ax.set(xlim=(0, 1.18 * longest), ylim=(1e-8, 1e6), xlabel="undone steps", ylabel="error of the state, relative")
     said = []
     for name, line in errors.items():
         lost = next((t for t, error in enumerate(line, start=1) if error > 1), None)
@@ -146,7 +146,7 @@ def gate_errors(panels: dict, xlabel: str, *, alt: str):
         ax.set(xlim=(1, -31), ylim=(1e-8, 1e11), xlabel=xlabel, title=title)
         ax.title.set_size(style.TEXT_SIZE)
     axes[0, 0].set_ylabel("relative error of the gradient (dashed: 1)")
-    axes[0, 0].legend(fontsize=style.NOTE_SIZE, loc="upper left")
+    axes[0, 0].legend(fontsize=style.TEXT_SIZE, loc="upper left")
     figure.alt = alt
     return figure
 
@@ -172,7 +172,7 @@ def gate_parts():
         words.text(0.06, 0.79 - 0.26 * i, parts[i][1], fontsize=style.TEXT_SIZE + 1, va="center", bbox=looks,
                    transform=words.transAxes)  # fmt: skip
     ax.plot([4.5, 8.5, 8.5, 4.5, 4.5], [4.5, 4.5, 8.5, 8.5, 4.5], color="black", linewidth=1.2)
-    ax.text(8.8, 5.4, "the chunk,\ntokens 5 to 8", fontsize=style.NOTE_SIZE, va="center")
+    ax.text(8.8, 5.4, "the chunk,\ntokens 5 to 8", fontsize=style.TEXT_SIZE, va="center")
     ax.set(xlim=(-0.5, 12.5), ylim=(13.5, 0.5), aspect="equal", xlabel="key s, which wrote", ylabel="query t, which reads")
     ax.set_xticks([0, 2, 4, 6, 8, 10, 12], ["$S_0$", 2, 4, 6, 8, 10, 12])
     ax.set_yticks([1, 3, 5, 7, 9, 11, 13], [1, 3, 5, 7, 9, 11, "$\\mathrm{d}S_\\mathrm{last}$"])
@@ -194,9 +194,9 @@ def chunk_gradients(C: int = 4):
         board.name("program", "pairs in the chunk")
         board.name("output", "gradients")
         entering = board.box(0, 1.2, 3.0, 1.4, "accumulator", "S$^{(m)}$ enters", size=9)
-        leaving = board.box(14.0, 1.2, 3.6, 1.4, "accumulator", "dS$^{(m+1)}$ comes back", size=8)
+        leaving = board.box(14.0, 1.2, 3.6, 1.4, "accumulator", "dS$^{(m+1)}$ comes back", size=TEXT)
         pairs = board.cells(7.0, 0, C, C, "program", lit=lambda t, s: s <= t)
-        board.text(7.0 + C / 2, -0.45, "A and P: t reads s", size=NOTE)
+        board.text(7.0 + C / 2, -0.45, "A and P: t reads s", size=TEXT)
         wide = {"dq": 4.0, "dk": 8.2, "dv": 12.4}
         outs = {name: board.box(x, 6.3, 1.8, 1.0, "output", name) for name, x in wide.items()}
         for along, out in zip((0.25, 0.5, 0.75), outs.values()):
