@@ -200,6 +200,12 @@ def test_the_readers_own_line_is_quoted_and_once(lesson, capsys):
     assert said[1:3] == ["FAILED  several tiles: the same.", "FAILED  ragged: the same."]
 
 
+def test_a_line_of_a_cell_above_is_not_called_the_readers(lesson, capsys):
+    executed(lesson, lambda source: source.replace("M, N, scale, D:", "M, N, more, scale, D:"), answers=True)
+    said = capsys.readouterr().out.splitlines()[0]
+    assert "in a cell above, `attend_kernel[grid](q, k, v," in said and "your cell" not in said
+
+
 def test_a_turn_that_is_data(lesson, capsys):
     executed(lesson, lambda source: source.replace("return a.exp() + b", "return a + b"), answers=True)
     said = capsys.readouterr().out.splitlines()[-1]

@@ -303,9 +303,17 @@ class _Held:
                 said = explain_slow(raised, recorded.launches, watch.CALL_SECONDS, helpers)
                 return Answered(error=": ".join(said), trace=recorded)
             except Exception as raised:
-                return Answered(error=": ".join(explain(raised, helpers)), trace=recorded)
+                return Answered(error=_placed(": ".join(explain(raised, helpers)), which), trace=recorded)
         results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         return Answered(results, "", recorded, list(undefined.lines), launched)
+
+
+def _placed(said: str, function) -> str:
+    """A sentence on an error, whose line may be that of a cell above: it calls what the reader wrote."""
+    found = re.search(r"in line \d+ of your cell, (`.*?`)", said)
+    if found and found[1].strip("`") not in inspect.getsource(_triton_private.python_function(function)):
+        return said.replace(found[0], f"in a cell above, {found[1]}, with what you gave it")
+    return said
 
 
 def _between(recorded: Trace) -> list[str]:
