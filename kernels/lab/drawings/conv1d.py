@@ -95,33 +95,6 @@ def conv_band(T, W, *boundaries):
     )  # fmt: skip
 
 
-def conv_tile(T=11, W=3, first=4, BLOCK_T=4, BLOCK_D=4):
-    """One program's tile through its taps: the weights and the output stay, the inputs move down by one row a tap."""
-
-    def draw(board, w):
-        low = first - (W - 1) + w
-        x = board.cells(0, 0, T, BLOCK_D, "input", lit=lambda r, c: low <= r < low + BLOCK_T)
-        k = board.cells(BLOCK_D + 2.2, 0, T, BLOCK_D, "weight", lit=lambda r, c: first <= r < first + BLOCK_T)
-        y = board.cells(2 * BLOCK_D + 4.4, 0, T, BLOCK_D, "accumulator", lit=lambda r, c: first <= r < first + BLOCK_T)
-        for grid in (x, k, y):
-            start = low if grid is x else first
-            board.frame(grid.span(range(start, start + BLOCK_T), range(BLOCK_D)), "program", width=1.6)
-        for t in range(T):
-            board.text(-0.3, t + 0.5, str(t), size=TEXT, colour="#555555", ha="right")
-        board.text(BLOCK_D + 1.1, first + BLOCK_T / 2, "×", size=12)
-        board.arrow((2 * BLOCK_D + 2.5, first + BLOCK_T / 2), (2 * BLOCK_D + 4.2, first + BLOCK_T / 2), "accumulator")
-        for grid, name in ((x, "x"), (k, f"k, tap {w}"), (y, "acc")):
-            board.text(grid.x + grid.w / 2, T + 0.6, name, size=TEXT)
-
-    titles = [f"tap {w}: j = t − {W - 1 - w}" if w < W - 1 else f"tap {w}: j = t" for w in range(W)]
-    return filmstrip(
-        7.8, 3.0, draw, titles,
-        alt=f"{W} frames, a tap each: three columns of {T} times by {BLOCK_D} channels. In the weights and in "
-            f"the accumulator rows {first} to {first + BLOCK_T - 1} are framed in every frame; in x the framed "
-            f"rows begin at {first - W + 1} for tap 0 and move down by one with every tap.",
-    )  # fmt: skip
-
-
 def conv_state(W=4, pieces=(0, 1, 2, 5)):
     """The next state is the last W − 1 entries of the old state with the piece behind it, for pieces of these lengths."""
     S = W - 1
