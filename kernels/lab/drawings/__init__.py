@@ -13,7 +13,6 @@ from kernels.lab.drawings.blocks import address_tile, memory_line, padding, prog
 from kernels.lab.drawings.conv1d import (
     conv_band,
     conv_banks,
-    conv_loads,
     conv_state,
     conv_walk,
     conv_window,
@@ -49,7 +48,6 @@ __all__ = [
     "chunk_gradients",
     "conv_band",
     "conv_banks",
-    "conv_loads",
     "conv_state",
     "conv_sums",
     "conv_walk",

@@ -129,36 +129,6 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
     )  # fmt: skip
 
 
-def conv_loads(W=4, BLOCK_D=128, threads=128, shown=10):
-    """Which thread takes which of a program's weights, in loads of one number and in loads of a channel's W numbers.
-
-    The weights stand in memory's order, a row for each ``threads`` of them, of which the first ``shown`` are drawn.
-    """
-    rows = BLOCK_D * W // threads
-
-    def draw(board, i):
-        each = (1, W)[i]  # neighbours that a thread takes at once
-        taken = lambda r, c: (r * threads + c) // each % threads  # noqa: E731
-        grid = board.cells(0, 0, rows, shown, "weight", size=(1.25, 1), lit=lambda r, c: taken(r, c) == 0)
-        for r in range(rows):
-            for c in range(shown):
-                board.text(*grid.cell(r, c).middle, str(taken(r, c)), size=TEXT, halo=False)
-            board.text(-0.3, r + 0.5, f"weight {r * threads}", size=TEXT, colour="#555555", ha="right")
-            board.text(1.25 * shown + 0.2, r + 0.5, "…", size=TEXT, ha="left")
-        for r in range(rows if each == 1 else 1):
-            text = f"load {r + 1}" if each == 1 else "load 1"
-            board.frame(Place(0, r, 1.25 * each, 1), "program", width=1.8)
-            board.text(1.25 * shown + 1.1, r + 0.5, text, size=TEXT, colour=ink("program"), ha="left")
-
-    titles = [f"stride unknown: {rows} loads of 2 bytes", f"stride known: 1 load of {2 * W} bytes"]
-    return filmstrip(
-        7.8, 1.75, draw, titles, key=False,
-        alt=f"The weights of one program in {rows} rows of {threads}, of which {shown} are drawn, in each the number of "
-            f"the thread that takes it. Left, thread 0 takes the first weight of every row, {rows} loads; right, it takes "
-            f"the first {W} weights of the first row, one load.",
-    )  # fmt: skip
-
-
 def conv_banks(apart=(48, 64, 128), lanes=32, bank=4, banks=32):
     """Into which of the cache's banks the lanes of one load fall that read ``apart`` bytes from each other; a panel each."""
     fallen = [[lane * step // bank % banks for lane in range(lanes)] for step in apart]
