@@ -2,7 +2,7 @@
 
 import struct
 
-from kernels.lab.drawings.language import TEXT, Place, drawing, filmstrip, ink
+from kernels.lab.drawings.language import TEXT, Place, drawing, filmstrip
 
 
 def _sign(number) -> str:
