@@ -1,4 +1,4 @@
-"""Lesson 12: both gradients of a dynamic convolution, from a kernel for each to one walk."""
+"""Lesson 12: both gradients of a dynamic convolution in one walk."""
 
 import torch
 
@@ -29,12 +29,6 @@ def reference(t):
         dx[:, : T - back] += dy[:, back:] * k[:, back:, :, w].float()
         dk[:, back:, :, w] = dy[:, back:] * x[:, : T - back]
     return {"dx": dx, "dk": dk}
-
-
-def passes(names, t, BLOCK_T):
-    """The lesson's first try, a kernel for each gradient."""
-    found = names["two_passes"](t["dy"], t["x"], t["k"], BLOCK_T=BLOCK_T)
-    return {"dx": found[0], "dk": found[1]}
 
 
 def walk(RUN=128, WHOLE=False):
@@ -79,8 +73,6 @@ LADDER = Ladder(
     bytes=2 * B * T * D * (2 * W + 3),
     limit="copy",
     rungs=[
-        Rung("token by token", "two kernels, a token a program", lambda names, t: passes(names, t, 1), BOTH),
-        Rung("two tokens a program", "the same with two in a tile", lambda names, t: passes(names, t, 2), BOTH),
         Rung("one walk", "sums travel in registers", walk(), BOTH),
         Rung("whole sectors", "a channel's taps in one store", walk(WHOLE=True), BOTH),
         Rung("dynamic_conv", "all options, no dearer", finished, BOTH, finished=True),
@@ -97,6 +89,5 @@ LADDER = Ladder(
     sweeps=[
         Sweep("RUN", "what a longer run saves, and what it costs", RUNS, walk(), BOTH),
         Sweep("RUN whole", "the same with whole sectors", RUNS, walk(WHOLE=True), BOTH),
-        Sweep("BLOCK_T", "tokens in a tile", (1, 2, 4, 8, 16, 32), passes, BOTH),
     ],
 )

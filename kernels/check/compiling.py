@@ -277,6 +277,11 @@ _IN_WORDS = (
         "tl.dot takes no axis below 16 along the sum: widen and mask the block",
     ),
     (r"unsupported tensor index", "a block has no part to pick: load the elements that you want, tl.load(x_ptr + ...)"),
+    (
+        r"^AssertionError:?$",
+        "where this line picks from a tuple, the index is known when the kernel is compiled: written in the brackets, of "
+        "constants and numbers of a tl.static_range",
+    ),
     (r"inconsistent types|Mismatched type", "both ways of an `if` must give the same type and shape"),
     (
         r"no answer within",

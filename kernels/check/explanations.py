@@ -22,7 +22,7 @@ _EXPLAINED = (
     ("must match", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     ("addresses of shape", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     ("'tuple' object has no attribute", "a tuple of strides is not a number: take one of them, stride_x[0]"),
-    ("tuple index out of range", "a tensor has one stride for each of its axes, and this one has fewer"),
+    ("tuple index out of range", "the tuple is shorter: a tensor has one stride for each of its axes, a window what it got"),
     ("to unpack", "the function on the right returns another number of values than the line takes"),
     ("must be of type tl.constexpr", "a block's length is known when the kernel is compiled: a tl.constexpr"),
     ("'torch.dtype' object has no attribute 'is_ptr'", "a kernel is launched as kernel[grid](...), not called"),

@@ -30,18 +30,18 @@ def convolve_packed(
     offs_t = (tl.program_id(1).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
     mask = (offs_t < T) & (offs_d < D)
     here = offs_t * D + offs_d
-    n = tl.load(n_ptr + offs_t, mask=offs_t < T, other=0)  # each token's document
-    p = offs_t - tl.load(cu_ptr + n)  # its place there
-    last = mask & (offs_t + 1 == tl.load(cu_ptr + n + 1))  # whether it is the document's last
+    n = tl.load(n_ptr + offs_t, mask=offs_t < T, other=0)
+    p = offs_t - tl.load(cu_ptr + n)
+    last = mask & (offs_t + 1 == tl.load(cu_ptr + n + 1))
     slot = (n * D + offs_d) * (W - 1)
 
     acc = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
     for w in tl.static_range(W):
         back = W - 1 - w
+        k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0).to(tl.float32)
         inside = back <= p
         X = tl.load(x_ptr + here - back * D, mask=mask & inside, other=0.0).to(tl.float32)
         X += tl.load(state_ptr + slot + p + w, mask=mask & (back > p), other=0.0).to(tl.float32)
-        k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0).to(tl.float32)
         acc += k * X
         if w > 0:
             tl.store(after_ptr + slot + w - 1, X, mask=last)

@@ -24,17 +24,6 @@ def part(word, place: tl.constexpr, dtype: tl.constexpr):  # one of a word's fou
 
 
 @triton.jit
-def taps_in_words(k, X, W: tl.constexpr, dtype: tl.constexpr):  # W words of weights, W of inputs: a word of outputs
-    y = ()
-    for i in tl.static_range(4):  # channel i of the word
-        acc = 0.0
-        for w in tl.static_range(W):
-            acc += part(k[(i * W + w) // 4], (i * W + w) % 4, dtype) * part(X[w], i, dtype)
-        y += (acc,)
-    return pack(y, dtype)
-
-
-@triton.jit
 def walk(
     x_ptr, k_ptr, y_ptr, T, C, W: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -55,5 +44,11 @@ def walk(
         k = ()
         for m in tl.static_range(W):
             k += (tl.load(k_row + t * C * W + m, mask=mask, other=0),)
-        tl.store(y_row + t * C, taps_in_words(k, X, W, dtype), mask=mask)
+        y = ()
+        for i in tl.static_range(4):
+            acc = 0.0
+            for w in tl.static_range(W):
+                acc += part(k[(i * W + w) // 4], (i * W + w) % 4, dtype) * part(X[w], i, dtype)
+            y += (acc,)
+        tl.store(y_row + t * C, pack(y, dtype), mask=mask)
         X = X[1:]

@@ -72,6 +72,16 @@ KERNELS = {
                 "you read row j of the weights: they belong to the token t itself, so only the inputs move with the tap",
             ),
             (
+                "x_ptr + (b * T + j) * D + offs_d",
+                "x_ptr + here - (W - 1) + w",
+                "a token back is D elements back in x, one for each channel",
+            ),
+            (
+                "k_ptr + here * W + w",
+                "k_ptr + here + w",
+                "the weights begin at here * W: each element of x before this one has W of them",
+            ),
+            (
                 "tl.static_range(W)",
                 "tl.static_range(W - 1)",
                 "the last tap is left out: there are W of them, 0 to W - 1",
@@ -116,6 +126,11 @@ KERNELS = {
                 "slot + p + w",
                 "slot + w",
                 "slot w is right for a document's first token alone: at place p, tap w reads slot p + w",
+            ),
+            (
+                "slot + p + w",
+                "slot + (p + w) * D",
+                "a state is [N, D, W - 1]: the slots of one document and channel are side by side",
             ),
             (
                 "X += tl.load(state_ptr + slot + p + w, mask=mask & (back > p), other=0.0).to(tl.float32)",

@@ -49,11 +49,17 @@ KERNELS = {
                 "every step stores at the run's first token: the output is that of token t",
             ),
             (
-                "tl.store(y_row + t * C, taps_in_words(k, X, W, dtype), mask=mask)\n        X = X[1:]",
-                "X = X[1:]\n        X += (tl.load(x_row + t * C, mask=mask, other=0),)\n"
-                "        tl.store(y_row + t * C, taps_in_words(k, X, W, dtype), mask=mask)\n        X = X[1:]",
-                "the window forgets its oldest input before it is used: first the output, then X[1:]",
+                "part(k[(i * W + w) // 4], (i * W + w) % 4, dtype)",
+                "part(k[w], i, dtype)",
+                "the taps of one channel are side by side: tap w of channel i is element i * W + w of the weights",
             ),
+            ("part(X[w], i, dtype)", "part(X[W - 1 - w], i, dtype)", "the taps are turned around: X[0] is the oldest input"),
+            (
+                "part(X[w], i, dtype)",
+                "part(X[w], w, dtype)",
+                "a word of inputs has four channels at its four places: channel i is at place i",
+            ),
+            ("y += (acc,)", "y = (acc,) + y", "the four channels are turned around: channel 0 is at place 0"),
         ],
     ),
 }

@@ -75,6 +75,16 @@ KERNELS = {
                 "the newest input's sum is stored, which has one share: complete is the oldest's, sums[0]",
             ),
             (
+                "sums[0], mask=done",
+                "dX[0], mask=done",
+                "the oldest input's sum lacks its last share: this token's is in the new sums",
+            ),
+            (
+                "sums += (dX[w] + dy * k,)",
+                "sums += (dX[w] + dy * X[w],)",
+                "dx has the inputs in it: an input's share is dy times the weight that multiplied it, k",
+            ),
+            (
                 "X, dX = X[1:], sums[1:]",
                 "X, dX = X[1:], sums[:-1]",
                 "the sums no longer belong to their inputs: both tuples lose their oldest, the first",

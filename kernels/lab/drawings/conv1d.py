@@ -2,7 +2,7 @@
 
 import struct
 
-from kernels.lab.drawings.language import TEXT, Place, drawing, filmstrip, ink
+from kernels.lab.drawings.language import TEXT, Place, drawing, filmstrip
 
 
 def _sign(number) -> str:
@@ -95,33 +95,6 @@ def conv_band(T, W, *boundaries):
     )  # fmt: skip
 
 
-def conv_tile(T=11, W=3, first=4, BLOCK_T=4, BLOCK_D=4):
-    """One program's tile through its taps: the weights and the output stay, the inputs move down by one row a tap."""
-
-    def draw(board, w):
-        low = first - (W - 1) + w
-        x = board.cells(0, 0, T, BLOCK_D, "input", lit=lambda r, c: low <= r < low + BLOCK_T)
-        k = board.cells(BLOCK_D + 2.2, 0, T, BLOCK_D, "weight", lit=lambda r, c: first <= r < first + BLOCK_T)
-        y = board.cells(2 * BLOCK_D + 4.4, 0, T, BLOCK_D, "accumulator", lit=lambda r, c: first <= r < first + BLOCK_T)
-        for grid in (x, k, y):
-            start = low if grid is x else first
-            board.frame(grid.span(range(start, start + BLOCK_T), range(BLOCK_D)), "program", width=1.6)
-        for t in range(T):
-            board.text(-0.3, t + 0.5, str(t), size=TEXT, colour="#555555", ha="right")
-        board.text(BLOCK_D + 1.1, first + BLOCK_T / 2, "×", size=12)
-        board.arrow((2 * BLOCK_D + 2.5, first + BLOCK_T / 2), (2 * BLOCK_D + 4.2, first + BLOCK_T / 2), "accumulator")
-        for grid, name in ((x, "x"), (k, f"k, tap {w}"), (y, "acc")):
-            board.text(grid.x + grid.w / 2, T + 0.6, name, size=TEXT)
-
-    titles = [f"tap {w}: j = t − {W - 1 - w}" if w < W - 1 else f"tap {w}: j = t" for w in range(W)]
-    return filmstrip(
-        7.8, 3.0, draw, titles,
-        alt=f"{W} frames, a tap each: three columns of {T} times by {BLOCK_D} channels. In the weights and in "
-            f"the accumulator rows {first} to {first + BLOCK_T - 1} are framed in every frame; in x the framed "
-            f"rows begin at {first - W + 1} for tap 0 and move down by one with every tap.",
-    )  # fmt: skip
-
-
 def conv_state(W=4, pieces=(0, 1, 2, 5)):
     """The next state is the last W − 1 entries of the old state with the piece behind it, for pieces of these lengths."""
     S = W - 1
@@ -153,36 +126,6 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
         alt=f"Frames for pieces of {', '.join(map(str, pieces))} tokens: a row of {S} state slots with the "
             f"piece behind it, a frame around the last {S} entries of that row, and arrows that take them down "
             "to the new state.",
-    )  # fmt: skip
-
-
-def conv_loads(W=4, BLOCK_D=128, threads=128, shown=10):
-    """Which thread takes which of a program's weights, in loads of one number and in loads of a channel's W numbers.
-
-    The weights stand in memory's order, a row for each ``threads`` of them, of which the first ``shown`` are drawn.
-    """
-    rows = BLOCK_D * W // threads
-
-    def draw(board, i):
-        each = (1, W)[i]  # neighbours that a thread takes at once
-        taken = lambda r, c: (r * threads + c) // each % threads  # noqa: E731
-        grid = board.cells(0, 0, rows, shown, "weight", size=(1.25, 1), lit=lambda r, c: taken(r, c) == 0)
-        for r in range(rows):
-            for c in range(shown):
-                board.text(*grid.cell(r, c).middle, str(taken(r, c)), size=TEXT, halo=False)
-            board.text(-0.3, r + 0.5, f"weight {r * threads}", size=TEXT, colour="#555555", ha="right")
-            board.text(1.25 * shown + 0.2, r + 0.5, "…", size=TEXT, ha="left")
-        for r in range(rows if each == 1 else 1):
-            text = f"load {r + 1}" if each == 1 else "load 1"
-            board.frame(Place(0, r, 1.25 * each, 1), "program", width=1.8)
-            board.text(1.25 * shown + 1.1, r + 0.5, text, size=TEXT, colour=ink("program"), ha="left")
-
-    titles = [f"stride unknown: {rows} loads of 2 bytes", f"stride known: 1 load of {2 * W} bytes"]
-    return filmstrip(
-        7.8, 1.75, draw, titles, key=False,
-        alt=f"The weights of one program in {rows} rows of {threads}, of which {shown} are drawn, in each the number of "
-            f"the thread that takes it. Left, thread 0 takes the first weight of every row, {rows} loads; right, it takes "
-            f"the first {W} weights of the first row, one load.",
     )  # fmt: skip
 
 
