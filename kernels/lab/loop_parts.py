@@ -38,8 +38,9 @@ class LoopParts(NamedTuple):
         operations = 1e3 * known["tensor_tflop_per_s"] / known["multiprocessors"] / ticks  # a tick, 16 bits
         together = max(1, num_warps / SCHEDULERS)
         ready: dict[str, float] = {}
-        starts, now, free, products, copies = [], 0.0, 0.0, 0.0, 0.0
-        for _ in range(4):  # the last pass begins with what the ones before it left
+        starts, groups = [], []
+        now = free = products = copies = 0.0
+        for _ in range(6):  # the last pass begins with what the ones before it left
             starts.append(now)
             for instruction in self.body:
                 name = instruction.opcode
@@ -53,8 +54,10 @@ class LoopParts(NamedTuple):
                     now = max(now, products)
                 elif name.startswith("LDGSTS"):
                     copies = now + rows_ns * ticks
-                elif name.startswith("DEPBAR"):
-                    now = max(now, copies)
+                elif name == "LDGDEPBAR":
+                    groups.append(copies)
+                elif name.startswith("DEPBAR"):  # until no more groups than this are on their way
+                    now = max([now, *groups[: len(groups) - int(instruction.operands.split()[-1], 16)]])
                 elif name.startswith("LDG"):
                     late = rows_ns * ticks
                 elif name.startswith(_ON_ITS_WAY):
@@ -65,7 +68,7 @@ class LoopParts(NamedTuple):
                     late += num_warps * turns
                 ready |= dict.fromkeys(results, now + late)
                 now += together
-        return (starts[-1] - starts[-2]) / ticks
+        return (starts[-1] - starts[-3]) / 2 / ticks  # two, where every other pass waits
 
 
 def loop_parts(report: CompileReport) -> LoopParts:

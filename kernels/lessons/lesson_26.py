@@ -7,6 +7,13 @@ LOWEST = tl.constexpr(-104.0)
 
 
 @triton.jit
+def gate_gradient(t, W, read, written, outside):  # lesson 23's four parts, for each gate u of a chunk: s < u <= t
+    before = t[None, :] < t[:, None]
+    dg = tl.sum(tl.where(before, tl.cumsum(W, 0, reverse=True), 0.0), 1) + tl.cumsum(read, 0, reverse=True)
+    return dg + tl.sum(tl.where(before, written[None, :], 0.0), 1) + outside
+
+
+@triton.jit
 def load_rows(ptr, rows, mask_t, size, BLOCK: tl.constexpr):  # [C, BLOCK]
     cols = tl.arange(0, BLOCK)
     return tl.load(ptr + rows[:, None] * size + cols[None, :], mask=mask_t[:, None] & (cols < size)[None, :], other=0.0)
@@ -53,9 +60,8 @@ def backward_kernel(
         dk = through_dS + product(tl.trans(dA), q, dtype)
         dv = out * product(k, dS, dtype) + c * product(tl.trans(decay * scores), do, dtype)
         dS = tl.exp(Gamma_C) * dS + c * product(tl.trans(into * q), do, dtype)
-        passed, before = tl.cumsum(dA * scores, 0, reverse=True), t[None, :] < t[:, None]  # gate u: s < u <= t
-        dg = tl.sum(tl.where(before, passed, 0.0), 1) + tl.cumsum(tl.sum(q * through_S, 1), 0, reverse=True)
-        dg += tl.sum(tl.where(before, tl.sum(k * through_dS, 1)[None, :], 0.0), 1) + outside
+        parts = dA * scores, tl.sum(q * through_S, 1), tl.sum(k * through_dS, 1)  # noqa: F821
+        dg = gate_gradient(t, *parts, outside)
         store_rows(dq_ptr, rows, mask_t, K, dq, BLOCK_K)
         store_rows(dk_ptr, rows, mask_t, K, dk, BLOCK_K)
         store_rows(dv_ptr, rows, mask_t, V, dv, BLOCK_V)

@@ -49,7 +49,7 @@ KERNELS = {
             ("c * product(tl.trans(decay", "product(tl.trans(decay", "v_s is read with c A: the scale c is missing in dv"),
             (OTHERS + ON, ON + OTHERS, "dk and dv need the dS that came back, before it is overwritten"),
             ("tl.exp(Gamma_C) * dS + c", "dS + c", "the entering state is in the leaving one with e^Gamma_C"),
-            ("c * product(tl.trans(into", "product(tl.trans(into", "q_t reads the entering state with c e^Gamma_t: c is missing in dS"),
+            ("c * product(tl.trans(into", "product(tl.trans(into", "q_t reads S with c e^Gamma_t: c is missing in dS"),
             (ON, "", "dS stays as it came: what goes on decays through the chunk, and c e^Gamma_t q_t do_t is added"),
         ],
     )
