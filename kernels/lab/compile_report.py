@@ -59,11 +59,6 @@ class CompileReport:
         """How many instructions in ``sass`` begin with ``prefix``: ``report.count("HGMMA")``."""
         return sum(x.opcode.startswith(prefix) for x in Code(self.sass, SASS).instructions)
 
-    def in_loops(self) -> int:
-        """How many instructions of ``sass`` stand in a loop: a pass issues as many, where no branch skips any."""
-        loops = Code(self.sass, SASS).loops().values()
-        return len(set().union(*(body for body in loops if len(body) > 1)))  # behind its end a kernel has a jump to itself
-
     def before(self, first: str, second: str) -> bool:
         """Whether in a loop no way leads from its head to a ``second`` instruction without passing a ``first`` one.
 

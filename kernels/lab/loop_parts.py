@@ -1,5 +1,6 @@
 """What one pass through a compiled loop asks of the warp that runs it, and how long it takes a program that is alone."""
 
+import math
 import re
 from collections import Counter
 from typing import NamedTuple
@@ -12,7 +13,9 @@ ARITHMETIC = 4  # ticks until a multiply-add's result can be used
 WIDE = {".128": 4, ".64": 2}  # registers; and turns of shared memory, each of which serves 32 lanes with 4 bytes
 _REGISTER = re.compile(r"\b(UR|UP|R|P)(\d+)(\.64)?")
 _NO_RESULT = ("ST", "RED", "BAR", "BRA", "NOP", "EXIT", "WARPSYNC", "MEMBAR")
-_ON_ITS_WAY = ("LDS", "SHFL", "MUFU", "LDC")  # answered about as late as L1, which is the same unit as shared memory
+_ON_ITS_WAY = ("LDS", "SHFL", "MUFU", "LDC", "LDL")  # answered about as late as L1, the same unit as shared memory
+_PRODUCT = re.compile(r"HGMMA\.(\d+)x(\d+)x(\d+)\.F32\.(TF32)?")  # of tensor cores, by rows, columns and terms
+SCHEDULERS = 4  # of a multiprocessor: its warps are dealt to them
 
 
 class LoopParts(NamedTuple):
@@ -27,20 +30,35 @@ class LoopParts(NamedTuple):
         """How long a pass takes if no other program is in the way and what is loaded from memory comes after ``rows_ns``.
 
         An instruction starts a tick after the one before it, and not before its operands are there; the warps of a program
-        share the turns, and are otherwise taken to be in step.
+        share schedulers, turns and tensor cores, and are otherwise taken to be in step. Tensor cores work beside them until
+        the code waits for the products, as copies into shared memory do.
         """
         known = numbers()
         ticks, trip = known["ghz"], known["l1_ns"]
+        operations = 1e3 * known["tensor_tflop_per_s"] / known["multiprocessors"] / ticks  # a tick, 16 bits
+        together = max(1, num_warps / SCHEDULERS)
         ready: dict[str, float] = {}
-        starts, now, free = [], 0.0, 0.0
-        for _ in range(4):  # the last pass begins with what the ones before it left
+        starts, groups = [], []
+        now = free = products = copies = 0.0
+        for _ in range(6):  # the last pass begins with what the ones before it left
             starts.append(now)
             for instruction in self.body:
                 name = instruction.opcode
                 results, operands = _registers(instruction)
                 now = max([now, *(ready.get(register, 0.0) for register in operands)])
                 late = ARITHMETIC
-                if name.startswith("LDG"):
+                if product := _PRODUCT.match(f"{name}{instruction.operands}"):
+                    size = 2 * math.prod(map(int, product.groups()[:3])) * (2 if product[4] else 1)
+                    products = max(products, now) + together * size / operations
+                elif name.startswith("WARPGROUP.DEPBAR"):
+                    now = max(now, products)
+                elif name.startswith("LDGSTS"):
+                    copies = now + rows_ns * ticks
+                elif name == "LDGDEPBAR":
+                    groups.append(copies)
+                elif name.startswith("DEPBAR"):  # until no more groups than this are on their way
+                    now = max([now, *groups[: len(groups) - int(instruction.operands.split()[-1], 16)]])
+                elif name.startswith("LDG"):
                     late = rows_ns * ticks
                 elif name.startswith(_ON_ITS_WAY):
                     late = trip * ticks
@@ -49,8 +67,8 @@ class LoopParts(NamedTuple):
                     free = now + num_warps * turns
                     late += num_warps * turns
                 ready |= dict.fromkeys(results, now + late)
-                now += 1
-        return (starts[-1] - starts[-2]) / ticks
+                now += together
+        return (starts[-1] - starts[-3]) / 2 / ticks  # two, where every other pass waits
 
 
 def loop_parts(report: CompileReport) -> LoopParts:

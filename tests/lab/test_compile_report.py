@@ -74,13 +74,6 @@ def test_the_code_is_disassembled_once_and_only_where_it_is_asked_for(copy, monk
     assert jobs == ["compile", "disassemble"]
 
 
-def test_what_stands_in_loops_is_less_than_all(matmuls, copy):
-    report = matmuls[90]
-    inside, all_of_it = report.in_loops(), report.count("")
-    assert report.count("HGMMA") < inside < all_of_it
-    assert compile_report(copy, torch.float32, torch.float32, "i32", "i32", BLOCK=128).in_loops() == 0
-
-
 def test_what_cannot_be_disassembled_is_said(copy):
     report = compile_report(copy, torch.float32, torch.float32, "i32", "i32", BLOCK=128)
     with pytest.raises(CompileError, match="^copy cannot be disassembled: "):

@@ -2,11 +2,12 @@
 and the same on the way back."""
 
 import pytest
+import torch
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch
 
 from kernels.lab import drawings
-from kernels.lab.drawings.language import OUTLINE, ink
+from kernels.lab.drawings.language import OUTLINE, fill, ink
 
 
 def labels(ax):
@@ -66,11 +67,27 @@ def test_errors_have_a_panel_for_each_experiment_and_a_line_for_each_formula():
     assert all([line.get_label() for line in ax.lines][:2] == ["sum form", "running sum"] for ax in figure.axes)
 
 
-def test_a_chunks_gradients_have_a_share_of_its_pairs_and_one_of_a_state():
-    (ax,) = drawings.chunk_gradients().axes
+def test_a_chunks_gradients_are_sums_along_a_row_and_down_a_column():
+    (ax,) = drawings.chunk_gradients(t=2, s=1).axes
+    pairs = {(round(p.get_y()), round(p.get_x()) - 5) for p in ax.patches
+             if to_hex(p.get_facecolor()).upper() == fill("program") and p.get_width() == 1}  # fmt: skip
+    assert pairs == {(2, 0), (2, 1), (2, 2), (1, 1), (3, 1)}
     arrows = [patch for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
     colours = [to_hex(arrow.get_edgecolor()).upper() for arrow in arrows]
-    assert colours.count(ink("program")) == 3 and colours.count(ink("accumulator")) == 5
+    assert [colours.count(ink(role)) for role in ("accumulator", "input", "weight")] == [4, 1, 1]
+
+
+def test_a_training_is_drawn_beside_the_right_one():
+    losses = {"right": torch.full((5,), 2.0), "wrong": torch.full((4,), 3.0)}
+    above, below = drawings.trainings(losses, "right", {"guessing": 2.8}).axes
+    assert [line.get_label() for line in above.lines][:2] == ["right", "wrong"]
+    assert list(below.lines[0].get_ydata()) == [0.5] * 4
+
+
+def test_a_slope_has_a_line_for_each_gradient_by_its_name():
+    (ax,) = drawings.slopes([0.1, 0.01], {"right": [1e-2, 1e-4], "wrong": [0.3, 0.3]}).axes
+    assert [line.get_label() for line in ax.lines] == ["right", "wrong"]
+    assert ax.get_xlim()[0] > ax.get_xlim()[1]  # h falls to the right
 
 
 def test_a_wall_stands_in_front_of_its_token_and_the_front_turns():

@@ -51,6 +51,8 @@ KERNELS = {
                 "tl.exp(Gamma[:, None] - Gamma[None, :]) * (t[:, None] >= t[None, :])",
                 "above the diagonal the exponential overflows, and infinity times 0 is NaN: put -inf there before it",
             ),
+            ("(decay * tl.dot", "(c * decay * tl.dot", "the scale c comes in where o is stored: leave it out here"),
+            (READ, READ.replace("[:, None]", "[None, :]"), "e^Gamma_t is a factor of row t: tl.exp(Gamma)[:, None]"),
             ("(decay * tl.dot", "(tl.dot", "the scores don't decay: row t, column s has e^(Gamma_t - Gamma_s)"),
             (READ, READ.partition(" * ")[2], "what the entering state says decays up to token t: e^Gamma_t, a factor a row"),
             (O + LEAVE, LEAVE_FIRST + O, "S is overwritten before o has read it: o reads the state that entered"),

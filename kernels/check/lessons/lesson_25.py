@@ -43,6 +43,7 @@ KERNELS = {
                 CROSSED.replace("(behind", "((~behind[:, None] & (t[None, :] == t[:, None])) | (behind") + ")",
                 "a key has passed its own gate when it is written: u > t",
             ),
+            ("crossed.to", "tl.trans(crossed).to", "row t of crossed is a token, column u a gate: yours is transposed"),
             (f"tl.exp({SUMS})", SUMS, "the sum of the gates is the decay's logarithm: e^ is missing"),
             (" * decay).to", ").to", "nothing decays: the rows are q and k themselves"),
             ("tl.where(behind[:, None], q, k)", "tl.where(behind[:, None], k, q)", "behind a middle are queries"),

@@ -186,32 +186,88 @@ def gate_parts():
     return figure
 
 
-def chunk_gradients(C: int = 4):
-    """What each gradient of a chunk is made of: a state on one side, the triangle of pairs in the middle."""
+def chunk_gradients(C: int = 4, t: int = 2, s: int = 1):
+    """A row and a column of a chunk's pairs: which gradients are sums over them, and what comes from outside the chunk."""
 
     def draw(board):
         board.name("accumulator", "states and their gradients")
-        board.name("program", "pairs in the chunk")
+        board.name("program", "pairs: row t reads column s")
         board.name("output", "gradients")
-        entering = board.box(0, 1.2, 3.0, 1.4, "accumulator", "S$^{(m)}$ enters", size=9)
-        leaving = board.box(14.0, 1.2, 3.6, 1.4, "accumulator", "dS$^{(m+1)}$ comes back", size=TEXT)
-        pairs = board.cells(7.0, 0, C, C, "program", lit=lambda t, s: s <= t)
-        board.text(7.0 + C / 2, -0.45, "A and P: t reads s", size=TEXT)
-        wide = {"dq": 4.0, "dk": 8.2, "dv": 12.4}
-        outs = {name: board.box(x, 6.3, 1.8, 1.0, "output", name) for name, x in wide.items()}
-        for along, out in zip((0.25, 0.5, 0.75), outs.values()):
-            board.arrow(pairs.side("bottom", along), out.side("top"), "program")
-        board.arrow(entering.side("bottom", 0.7), outs["dq"].side("top", 0.2), "accumulator")
-        board.arrow(leaving.side("bottom", 0.3), outs["dk"].side("top", 0.8), "accumulator")
-        board.arrow(leaving.side("bottom", 0.5), outs["dv"].side("top", 0.8), "accumulator")
-        before = board.box(0, 8.6, 3.0, 1.4, "accumulator", "dS$^{(m)}$ goes on", size=9)
-        corner = leaving.x + 0.85 * leaving.w, 9.3
-        board.arrow(leaving.side("bottom", 0.85), corner, "accumulator")
-        board.arrow(corner, before.side("right"), "accumulator", "faded by the whole chunk, and q doᵀ added")
+        board.name("memory", "the chunk's other pairs")
+        pairs = board.cells(
+            5.0, 0, C, C, lit=lambda row, column: column <= row,
+            role_of=lambda row, column: "program" if row == t or column == s else "memory",
+        )  # fmt: skip
+        row, column = pairs.span(range(t, t + 1), range(t + 1)), pairs.span(range(s, C), range(s, s + 1))
+        board.frame(row, "input", width=2.4)
+        board.frame(column, "weight", width=2.4, dashed=True)
+        entering = board.box(0, t, 3.0, 1.0, "accumulator", "S$^{(m)}$ enters")
+        query = board.box(12.0, t, 2.4, 1.0, "output", "dq$_t$")
+        board.arrow(entering.side("right"), row.side("left"), "accumulator")
+        board.arrow(row.side("right"), query.side("left"), "input", "along row t: dA k", shift=(0.5, -0.3), size=TEXT)
+        keys = board.box(column.x - 0.6, 5.6, 2.2, 1.0, "output", "dk$_s$, dv$_s$")
+        board.arrow(column.side("bottom"), keys.side("top"), "weight")
+        board.text(column.x - 0.2, 4.8, "down column s: dA$^T$q, A$^T$do", ha="right")
+        behind = board.box(11.0, 5.6, 3.4, 1.0, "accumulator", "dS$^{(m+1)}$ comes back")
+        board.arrow(behind.side("left"), keys.side("right"), "accumulator")
+        before = board.box(0, 7.7, 3.0, 1.0, "accumulator", "dS$^{(m)}$ goes on")
+        corner, on = (behind.side("bottom")[0], 8.2), "decays through the chunk, and q do$^T$ is added"
+        board.arrow(behind.side("bottom"), corner, "accumulator")
+        board.arrow(corner, before.side("right"), "accumulator", on, size=TEXT, shift=(0.0, -0.3))
 
     alt = (
-        "Left the state that enters a chunk, right the gradient that comes back from behind it, between them the triangle "
-        "of its pairs. The triangle has arrows to dq, dk and dv, the entering state one to dq, the gradient from behind one "
-        "each to dk and dv, and one around the chunk to the gradient that goes on to the chunk before."
+        "A triangle of pairs. Row t is framed: the state that enters comes to it from the left, and an arrow leads on to "
+        "dq of t at its right. Column s is framed: below it are dk and dv of s, to which the gradient from behind the chunk "
+        "comes from the right. That gradient also goes on, below, to the chunk before."
     )
-    return drawing(7.2, 4.2, draw, alt=alt)
+    return drawing(7.6, 4.6, draw, alt=alt)
+
+
+def trainings(losses: dict, right: str, levels: dict):
+    """Losses by step, a line for each training by its name; below, how far each is from the one called ``right``."""
+    figure, axes = style.picture(7.6, 5.2, 2, 1)
+    (above,), (below,) = axes
+    steps = max(map(len, losses.values()))
+    for i, (name, line) in enumerate(losses.items()):
+        looks = {"color": style.INKS[i], "linewidth": 1.4, "linestyle": ("--", ":", "-.")[i % 3], "label": name}
+        if name == right:
+            above.plot(line, **looks | {"linewidth": 4, "alpha": 0.45, "linestyle": "-"})
+            continue
+        beside = losses[right][: len(line)]
+        above.plot(line, **looks)
+        below.semilogy(((line - beside).abs() / beside).clamp(min=1e-9), **looks)
+    for ax, marks in ((above, levels), (below, {"third digit": 1e-3})):
+        for mark, level in marks.items():
+            ax.axhline(level, color=style.GRID, linestyle="--", linewidth=1)
+            ax.text(1.015 * steps, level, f" {mark}", fontsize=style.TEXT_SIZE, va="bottom")
+        ax.set(xlim=(-5, 1.22 * steps))
+    above.set(ylabel="loss, nats a letter", ylim=(0, 3.2))
+    below.set(xlabel="step", ylabel=f"apart from {right}, relative", ylim=(1e-9, 3))
+    above.legend(fontsize=style.TEXT_SIZE, loc="lower left")
+    figure.alt = (
+        f"Above, the loss of {len(losses)} trainings over {steps} steps: {', '.join(losses)}. Dashed lines mark "
+        f"{' and '.join(levels)}. Below, on a logarithmic axis, how far each is from {right}, and a line at the third digit, "
+        "which the wrong ones cross."
+    )
+    return figure
+
+
+def slopes(steps: list[float], apart: dict[str, list[float]]):
+    """How far a gradient and the loss's slope are apart over the step h, a line for each gradient by its name."""
+    figure, axes = style.picture(7.6, 3.6)
+    ax = axes[0, 0]
+    ends = sorted((line[-1], name) for name, line in apart.items())
+    for i, (name, line) in enumerate(apart.items()):
+        looks = {"color": style.INKS[i], "marker": style.MARKERS[i], "markerfacecolor": "white", "label": name}
+        ax.loglog(steps, line, **looks)
+        place = ends.index((line[-1], name))  # names of lines that end near each other keep apart
+        low, high = (0 <= j < len(ends) and 0.1 < ends[j][0] / line[-1] < 10 for j in (place - 1, place + 1))
+        where = (7, -3 + 6 * low - 6 * high)
+        ax.annotate(name, (steps[-1], line[-1]), where, textcoords="offset points", color=style.INKS[i], fontsize=9)
+    ax.set(xlim=(2 * steps[0], steps[-1] / 900), ylim=(1e-10, 20), xlabel="h", ylabel="gradient and slope apart, relative")
+    figure.alt = (
+        "How far gradient and slope are apart over the step h, both axes logarithmic, h falling to the right: "
+        f"{', '.join(apart)}. A right gradient's line falls with the square of h and rises again where rounding takes over; "
+        "a wrong one's stays up."
+    )
+    return figure
