@@ -97,42 +97,42 @@ _EXERCISES = {
         "``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]",
     ),
     "recurrent_forward": (
-        "recurrent_attention",
+        "exercises.recurrent_attention",
         "FORWARD",
         "``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``",
     ),
     "recurrent_backward": (
-        "recurrent_attention",
+        "exercises.recurrent_attention",
         "BACKWARD",
         "``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``",
     ),
     "recurrent_gate_gradient": (
-        "recurrent_attention",
+        "exercises.recurrent_attention",
         "GATE",
         "``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``",
     ),
     "chunk_states": (
-        "chunked_attention",
+        "exercises.chunked_attention",
         "STATES",
         "``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks",
     ),
     "chunk_outputs": (
-        "chunked_attention",
+        "exercises.chunked_attention",
         "OUTPUTS",
         "``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks",
     ),
     "block_lists": (
-        "flash_lists",
+        "exercises.flash_attention",
         "LISTS",
         "``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists",
     ),
     "flash_forward": (
-        "flash_attention",
+        "exercises.flash_attention",
         "FORWARD",
         "``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``",
     ),
     "flash_backward": (
-        "flash_attention",
+        "exercises.flash_attention",
         "BACKWARD",
         "``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``",
     ),
@@ -143,17 +143,17 @@ _EXERCISES = {
         "``fn(mod)``, the text of a Triton function ``score_gradient``",
     ),
     "im2col": (
-        "conv_wgrad",
+        "exercises.conv_wgrad",
         "IM2COL",
         "``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C]",
     ),
     "wgrad": (
-        "conv_wgrad",
+        "exercises.conv_wgrad",
         "WGRAD",
         "``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J]",
     ),
     "wgrad_split": (
-        "conv_wgrad",
+        "exercises.conv_wgrad",
         "SPLIT",
         "``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J]",
     ),
@@ -214,7 +214,7 @@ def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
     """
     if name not in _DERIVED:
         raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
-    module = "flash_attention" if name == "flash_dtau" else _EXERCISES[name][0]
+    module = "exercises.flash_attention" if name == "flash_dtau" else _EXERCISES[name][0]
     exercise = getattr(importlib.import_module(f"kernels.check.{module}"), _DERIVED[name])
     return _derivation(exercise, fn, seed)
 

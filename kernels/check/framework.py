@@ -34,7 +34,7 @@ from kernels.check.explanations import RACE, SLOW
 from kernels.check.failing import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
-from kernels.check.tensors import NAN, Draw, Fenced, one_thread
+from kernels.check.tensors import NAN, Draw, Fenced, Size, one_thread
 from kernels.check.watch import CALL_SECONDS, Progress
 from kernels.check.wording import (
     exchanged_axes,
@@ -45,10 +45,24 @@ from kernels.check.wording import (
     odd_lanes,
 )
 
-__all__ = ["NAN", "Case", "Cheap", "Compiles", "Draw", "Exercise", "Fenced", "Output", "Property", "Tier", "check"]
+__all__ = [
+    *("NAN", "Case", "Cheap", "Compiles", "Draw", "Exercise", "Fenced", "Output", "Property", "Size", "Tier"),
+    *("calls", "check"),
+]
 
 VERDICTS = ("right", "compiles", "cheap")
 ADDRESSES = "no mask can mend this: look at the strides and offsets in the address"
+
+
+def calls(make: Callable[..., Case], *each: dict, **common) -> Callable[[Draw], Iterable[Case]]:
+    """The cases ``make(draw, **how)`` of a property: ``how`` is each of ``each``, with what is common. ``Size``s are drawn."""
+
+    def cases(draw: Draw) -> Iterable[Case]:
+        for one in each or ({},):
+            how = (common | one).items()
+            yield make(draw, **{name: draw.size(*value) if isinstance(value, Size) else value for name, value in how})
+
+    return cases
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,14 @@ import torch
 
 from kernels import check, runtime
 from kernels.check import (
-    chunked_attention,
     dynamic_conv,
     dynamic_conv_mistakes,
-    flash_attention,
-    flash_lists,
-    recurrent_attention,
     row_softmax,
     score_mod_compiler,
     tiled_matmul,
     vector_add,
 )
+from kernels.check.exercises import chunked_attention, flash_attention, recurrent_attention
 from kernels.check.framework import Draw, Exercise
 from tests.course.mutants import failures, submission, targets
 
@@ -106,7 +103,7 @@ def test_a_missing_mask_is_no_narrow_index():
 MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
 
 
-MODULES += (flash_attention, flash_lists, score_mod_compiler)
+MODULES += (flash_attention, score_mod_compiler)
 
 
 EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]

@@ -14,14 +14,14 @@ import pytest
 from IPython.utils.capture import capture_output
 
 from kernels import runtime
-from kernels.check import VERDICTS, flash_lists
-from kernels.check import chunked_attention as chunked
-from kernels.check import conv_wgrad as wgrad
+from kernels.check import VERDICTS
 from kernels.check import dynamic_conv as conv
-from kernels.check import flash_attention as flash
 from kernels.check import pipeline_clinic as clinic
-from kernels.check import recurrent_attention as recurrent
 from kernels.check import score_mod_compiler as compiler
+from kernels.check.exercises import chunked_attention as chunked
+from kernels.check.exercises import conv_wgrad as wgrad
+from kernels.check.exercises import flash_attention as flash
+from kernels.check.exercises import recurrent_attention as recurrent
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from tests.course.mutants import ROOT, TABLE, section, slips, submission, targets
@@ -31,7 +31,7 @@ NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_d
 CHECKED = [
     *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
     *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE, chunked.STATES, chunked.OUTPUTS),
-    *(flash.FORWARD, flash_lists.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
+    *(flash.FORWARD, flash.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
     *(wgrad.IM2COL, wgrad.WGRAD, wgrad.SPLIT),
     *(clinic.RELAY, clinic.TILES, clinic.HALVES),
 ]
