@@ -2,8 +2,8 @@
 
 import torch
 
+from kernels.check.exercises.pipeline_clinic import product, relay
 from kernels.check.framework import Draw
-from kernels.check.pipeline_clinic import product, relay
 from tests.course.mutants import Mutant, Target
 
 LUCKY = 40  # how often a test is run again until its numbers are right
