@@ -51,6 +51,30 @@ class Mutant:
         return self.fails if self.fails in check.VERDICTS else "right"
 
 
+def planted(*texts: str) -> tuple[Mutant, ...]:
+    """Mutants as texts, an empty line between two of them.
+
+    The first line is ``name: bug``, the last one ``property: what it says``. Between them stands the patch, as a diff shows
+    it: what the ``-`` lines hold goes, and what the ``+`` lines hold comes in its place; without these, whole lines go. ``@``
+    names the cell, ``…`` keeps two replacements apart.
+    """
+    made = []
+    for text in "\n\n".join(part.strip("\n") for part in texts).split("\n\n"):
+        first, *lines, last = text.split("\n")
+        patch, cell = [], ""
+        for sign, group in itertools.groupby(lines, key=lambda line: line[0]):
+            part = "\n".join(line[2:] for line in group)
+            if sign == "-":
+                patch += [part + "\n", ""]
+            elif sign == "+":
+                patch[-2:] = [patch[-2].removesuffix("\n"), part]
+            elif sign == "@":
+                cell = part
+        (name, bug), (fails, says) = (line.split(": ", 1) for line in (first, last))
+        made.append(Mutant(name, bug, tuple(patch), fails, says, cell))
+    return tuple(made)
+
+
 class _Enough(BaseException):
     """What was to be seen is printed."""
 
