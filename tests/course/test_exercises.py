@@ -15,21 +15,20 @@ from IPython.utils.capture import capture_output
 
 from kernels import runtime
 from kernels.check import VERDICTS
-from kernels.check import dynamic_conv as conv
-from kernels.check import pipeline_clinic as clinic
-from kernels.check import score_mod_compiler as compiler
 from kernels.check.exercises import chunked_attention as chunked
 from kernels.check.exercises import conv_wgrad as wgrad
+from kernels.check.exercises import dynamic_conv as conv
 from kernels.check.exercises import flash_attention as flash
+from kernels.check.exercises import pipeline_clinic as clinic
 from kernels.check.exercises import recurrent_attention as recurrent
-from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
-from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
+from kernels.check.exercises import row_softmax, tiled_matmul
+from kernels.check.exercises import score_mod_compiler as compiler
 from tests.course.mutants import ROOT, TABLE, section, slips, submission, targets
 from tools.kernel_environment import kernel_environment, too_old_for
 
 NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
 CHECKED = [
-    *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
+    *(row_softmax.EXERCISE, tiled_matmul.EXERCISE, conv.FORWARD, conv.DX, conv.DWEIGHT),
     *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE, chunked.STATES, chunked.OUTPUTS),
     *(flash.FORWARD, flash.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
     *(wgrad.IM2COL, wgrad.WGRAD, wgrad.SPLIT),

@@ -166,10 +166,11 @@ def _call(packed: values.Packed, call: Call) -> dict:
     return {"args": list(map(packed.value, call.args)), "far": told, "kwargs": launch}
 
 
-class RemotePipeline:
+class RemotePipeline(Submission):
     """A kernel that runs on the model of Gluon; ``model`` is that model, in the sandbox."""
 
     def __init__(self, function: str, pipeline: str, bench: Bench, cells: list):
+        super().__init__(None)
         self.function, self.pipeline, self.bench, self.cells = function, pipeline, bench, cells
 
     @functools.cached_property

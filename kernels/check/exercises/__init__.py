@@ -1,1 +1,1 @@
-"""The exercises, one file each: the equation, its calls property by property, and what known mistakes would give."""
+"""The exercises, a file each: the equation, the calls, the properties with what each catches, and the known mistakes."""

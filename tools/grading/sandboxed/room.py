@@ -147,7 +147,7 @@ class Room:
 
     def prepare(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of a kernel that runs on the model of Gluon."""
-        from kernels.check import pipeline_clinic
+        from kernels.check.exercises import pipeline_clinic
 
         try:
             kernel, _ = recordings.defined(request["text"], request["lines"])
