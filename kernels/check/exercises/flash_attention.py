@@ -582,7 +582,7 @@ def _held(call: Callable, said: dict[str, tuple[str, ...]], lesson: str) -> tupl
             square | {"kinds": _turned},
             EVERY | {"M": 48, "kinds": lambda kinds: kinds * torch.tensor([[0], [1], [0]])},
             # More blocks in each list, of the queries and of the keys, than a cap would let pass.
-            *(EVERY | {"M": M, "N": N, "D": 8, "V": 8, "kinds": _in_turn} for M, N in ((16, 320), (320, 16))),
+            *(EVERY | {"M": M, "N": N, "D": 8, "V": 8, "kinds": _in_turn} for M, N in ((16, 288), (288, 16))),
         ),
         "score mods": of(
             *({"mod": mod, "M": SOME, "N": Size(48, 32, 64, 16), "scale": 0.7} for mod in (fm.softcap, fm.alibi)),
