@@ -180,66 +180,68 @@ def _cancelling(draw):
         yield case
 
 
-# What known mistakes give. Each is a part of the index map, or other operands, or other blocks.
+# What known mistakes give: another part of the index map, or other operands, or other blocks.
 
-_PIXELS = {
-    "p runs on into the next image: p = m // Q % P": lambda m, g: (m // (g.P * g.Q), m // g.Q, m % g.Q),
-    "p and q are swapped: q is the fastest digit of m = (n P + p) Q + q": (
-        lambda m, g: (m // (g.P * g.Q), m % g.P, m // g.P % g.Q)
-    ),
-    "p and q are swapped where the pixel is used: rows take p, columns q": (
-        lambda m, g: (m // (g.P * g.Q), m % g.Q, m // g.Q % g.P)
-    ),
-    "every image is taken for the first: n = m // (P Q)": lambda m, g: (0 * m, *pixel(m, g)[1:]),
-}
-_TAPS = {
-    "r and s are swapped: s is the faster digit of j = (r S + s) C + c": (
-        lambda j, g: (j // g.Ci % g.R, j // (g.R * g.Ci), j % g.Ci)
-    ),
-    "channels come first: c is the fastest digit of j = (r S + s) C + c": (
-        lambda j, g: (j // g.S % g.R, j % g.S, j // (g.R * g.S))
-    ),
-    "s runs on into the next row of the filter: s = j // C % S": lambda j, g: (j // (g.S * g.Ci), j // g.Ci, j % g.Ci),
-}
-_SIZES = {  # the convolution with other sizes
-    "stride and dilation are swapped: the stride goes with p and q, the dilation with r and s": (
+
+def _sized(change: Callable) -> dict:
+    """Where the convolution with other sizes looks: ``change(g)`` names the fields that are others."""
+    return {"place": lambda p, q, r, s, g: place(p, q, r, s, replace(g, **change(g)))}
+
+
+def _moved(rows: int, columns: int) -> dict:
+    return {"around": lambda h, w, g: around(h + rows, w + columns, g)}
+
+
+_PARTS = {
+    "p runs on into the next image: p = m // Q % P": {"pixel": lambda m, g: (m // (g.P * g.Q), m // g.Q, m % g.Q)},
+    "p and q are swapped: q is the fastest digit of m = (n P + p) Q + q": {
+        "pixel": lambda m, g: (m // (g.P * g.Q), m % g.P, m // g.P % g.Q)
+    },
+    "p and q are swapped where the pixel is used: rows take p, columns q": {
+        "pixel": lambda m, g: (m // (g.P * g.Q), m % g.Q, m // g.Q % g.P)
+    },
+    "every image is taken for the first: n = m // (P Q)": {"pixel": lambda m, g: (0 * m, *pixel(m, g)[1:])},
+    "r and s are swapped: s is the faster digit of j = (r S + s) C + c": {
+        "tap": lambda j, g: (j // g.Ci % g.R, j // (g.R * g.Ci), j % g.Ci)
+    },
+    "channels come first: c is the fastest digit of j = (r S + s) C + c": {
+        "tap": lambda j, g: (j // g.S % g.R, j % g.S, j // (g.R * g.S))
+    },
+    "stride and dilation are swapped: the stride goes with p and q, the dilation with r and s": _sized(
         lambda g: {"stride": g.dilation, "dilation": g.stride}
     ),
-    "stride and dilation are swapped in h: sh goes with p, dil_h with r": (
+    "stride and dilation are swapped in h: sh goes with p, dil_h with r": _sized(
         lambda g: {"stride": (g.dilation[0], g.stride[1]), "dilation": (g.stride[0], g.dilation[1])}
     ),
-    "the stride is left out: h = p * sh + ...": lambda g: {"stride": (1, 1)},
-    "the dilation is left out: h = ... + r * dil_h": lambda g: {"dilation": (1, 1)},
-    "the strides of rows and columns are swapped: sh goes with p": lambda g: {"stride": g.stride[::-1]},
-    "the dilations of rows and columns are swapped: dil_h goes with r": lambda g: {"dilation": g.dilation[::-1]},
-    "columns take the stride of rows: sw goes with q": lambda g: {"stride": (g.stride[0],) * 2},
-    "the padding is left out: h = ... - pt": lambda g: {"padding": (0, 0, 0, 0)},
-    "the padding is added: it is subtracted, h = ... - pt": lambda g: {"padding": tuple(-n for n in g.padding)},
-    "the paddings of rows and columns are swapped: pt goes with h, pl with w": (
+    "the stride is left out: h = p * sh + ...": _sized(lambda g: {"stride": (1, 1)}),
+    "the dilation is left out: h = ... + r * dil_h": _sized(lambda g: {"dilation": (1, 1)}),
+    "the strides of rows and columns are swapped: sh goes with p": _sized(lambda g: {"stride": g.stride[::-1]}),
+    "the dilations of rows and columns are swapped: dil_h goes with r": _sized(
+        lambda g: {"dilation": g.dilation[::-1]}
+    ),
+    "columns take the stride of rows: sw goes with q": _sized(lambda g: {"stride": (g.stride[0],) * 2}),
+    "the padding is left out: h = ... - pt": _sized(lambda g: {"padding": (0, 0, 0, 0)}),
+    "the padding is added: it is subtracted, h = ... - pt": _sized(lambda g: {"padding": tuple(-n for n in g.padding)}),
+    "the paddings of rows and columns are swapped: pt goes with h, pl with w": _sized(
         lambda g: {"padding": (g.padding[2], 0, g.padding[0], 0)}
     ),
-}
-_MOVED = {  # h and w are so much too large
-    f"{what} 1 too {'large' if by > 0 else 'small'}: {where}": (by * rows, by * columns)
-    for what, where, rows, columns in (
-        ("h and w are", "h = p * sh + r * dil_h - pt", 1, 1),
-        ("h is", "h = p * sh + r * dil_h - pt", 1, 0),
-        ("w is", "w = q * sw + s * dil_w - pl", 0, 1),
-    )
-    for by in (1, -1)
-}
-_AROUND = {
-    "columns beyond either edge are 0: they run round, w mod W": lambda h, w, g: (h, w),
-    "columns left of the edge are 0: w % W is negative there, add W": (
-        lambda h, w, g: (h, torch.where(w < 0, w, w % g.W))
-    ),
-    "columns run round once only: w mod W, however large the padding": (
-        lambda h, w, g: (h, torch.where(w < 0, w + g.W, torch.where(w >= g.W, w - g.W, w)))
-    ),
-    "W is added once before the remainder, and a wide padding needs more: w % W first, then add W where that is negative": (
-        lambda h, w, g: (h, torch.fmod(w + g.W, g.W))
-    ),
-    "rows run round too: beyond the poles there are zeros, mask_h": lambda h, w, g: (h % g.H, w % g.W),
+    "h and w are 1 too small: h = p * sh + r * dil_h - pt": _moved(-1, -1),
+    "h and w are 1 too large: h = p * sh + r * dil_h - pt": _moved(1, 1),
+    "h is 1 too large: h = p * sh + r * dil_h - pt": _moved(1, 0),
+    "h is 1 too small: h = p * sh + r * dil_h - pt": _moved(-1, 0),
+    "w is 1 too large: w = q * sw + s * dil_w - pl": _moved(0, 1),
+    "w is 1 too small: w = q * sw + s * dil_w - pl": _moved(0, -1),
+    "columns beyond either edge are 0: they run round, w mod W": {"around": lambda h, w, g: (h, w)},
+    "columns left of the edge are 0: w % W is negative there, add W": {
+        "around": lambda h, w, g: (h, torch.where(w < 0, w, w % g.W))
+    },
+    "columns run round once only: w mod W, however large the padding": {
+        "around": lambda h, w, g: (h, torch.where(w < 0, w + g.W, torch.where(w >= g.W, w - g.W, w)))
+    },
+    "W is added once before the remainder, and a wide padding needs more: w % W first, then add W where that is negative": {
+        "around": lambda h, w, g: (h, torch.fmod(w + g.W, g.W))
+    },
+    "rows run round too: beyond the poles there are zeros, mask_h": {"around": lambda h, w, g: (h % g.H, w % g.W)},
 }
 OWN = "piece z owns the blocks z * per ... (z + 1) * per - 1, per = cdiv(blocks, Z)"
 WRAPPED = "pixels beyond M wrap round: % M finds rows that exist, and adds them again; they must add 0 (mask_m)"
@@ -247,19 +249,10 @@ WRAPPED = "pixels beyond M wrap round: % M finds rows that exist, and adds them 
 
 def _operands(problem: Problem):
     """Mistaken operands: (cause, A, rows of dy), None for the right ones."""
-    g = problem.g
-    for cause, wrong in _PIXELS.items():
-        yield cause, problem.columns(pixel=wrong), None if problem.dy is None else problem.rows(wrong)
-    for cause, wrong in _TAPS.items():
-        yield cause, problem.columns(tap=wrong), None
-    for cause, wrong in _SIZES.items():
-        other = replace(g, **wrong(g))
-        yield cause, problem.columns(place=lambda p, q, r, s, g, other=other: place(p, q, r, s, other)), None
-    for cause, (rows, columns) in _MOVED.items():
-        yield cause, problem.columns(around=lambda h, w, g, by=(rows, columns): around(h + by[0], w + by[1], g)), None
-    for cause, wrong in _AROUND.items():
-        yield cause, problem.columns(around=wrong), None
-    for which, row in (("first", 0), ("last", -1)) if g.H > 1 else ():
+    for cause, part in _PARTS.items():
+        dy = problem.rows(part["pixel"]) if "pixel" in part and problem.dy is not None else None
+        yield cause, problem.columns(**part), dy
+    for which, row in (("first", 0), ("last", -1)) if problem.g.H > 1 else ():
         x = problem.x.clone()
         x[:, row] = 0.0
         cause = f"the image's {which} row is taken for padding: look at the comparison in mask_h"
