@@ -95,6 +95,7 @@ def test_a_missing_mask_is_no_narrow_index():
 
 
 EXERCISES = [check.exercise_of(name) for name in check.EXERCISES if not name.startswith("mended_")]
+EXERCISES += [flash_attention.TEMPERATURE]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)

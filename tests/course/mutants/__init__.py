@@ -75,12 +75,6 @@ def planted(*texts: str) -> tuple[Mutant, ...]:
     return tuple(made)
 
 
-def tf32(bug: str, product: str, cell: str = "") -> Mutant:
-    """The bug of a product that may be rounded to TF32, in any exercise."""
-    says = "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision"
-    return Mutant("TF32", bug, (product, product.replace(', input_precision="ieee"', "")), "compiles", says, cell)
-
-
 class _Enough(BaseException):
     """What was to be seen is printed."""
 
