@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from kernels.check.framework import Case, Fenced, Output, Property, calls
+from kernels.check.framework import Case, Draw, Fenced, Output, Property, calls
 
 READ_STRIDES = "Lesson 01, step 4"
 STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
@@ -65,3 +65,11 @@ def rounded_and_inside(call: Callable, lesson: str, f16: str, ragged: dict, larg
         Property.stays_inside(lesson, calls(call, **ragged)),
         Property.in_bfloat16(lesson, calls(call, half=torch.bfloat16)),
     )
+
+
+def gate_values(draw: Draw, shape: tuple[int, ...], base: float | None, *places: tuple) -> torch.Tensor:
+    """Gates of ``base``, of anything down to -25 where it is None; and at each of ``places``, (index, gate), that gate."""
+    made = -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(*shape)) if base is None else torch.full(shape, base)
+    for index, gate in places:
+        made[index] = gate
+    return made

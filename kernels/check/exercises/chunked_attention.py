@@ -10,9 +10,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
+from numpy import s_
 
 from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Output, Property, Size, Tier, calls
-from kernels.check.shared import READ_STRIDES, STRIDES, firsts, made, rounded_and_inside
+from kernels.check.shared import READ_STRIDES, STRIDES, firsts, gate_values, made, rounded_and_inside
 from kernels.check.tensors import both_ends
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
@@ -96,14 +97,14 @@ def _call(
 ) -> Case:  # fmt: skip
     """One call of these sizes.
 
-    ``gates(draw, shape)`` makes g, ``state=False`` leaves the states zero, ``half`` is the dtype of q, k and v, ``magnitude``
+    ``gates`` says what g is, ``state=False`` leaves the states zero, ``half`` is the dtype of q, k and v, ``magnitude``
     multiplies them.
     """
     sizes = {"B": B, "T": T, "H": H, "K": K, "V": V, "N": -(-T // C) + 1}
 
     def values(name, *shape):
         if name == "g":
-            return gates(draw, shape) if gates else -0.25 * draw.normal(*shape).abs()
+            return gate_values(draw, shape, *gates) if gates else -0.25 * draw.normal(*shape).abs()
         if name in ("S0", "states"):
             return draw.normal(*shape) if state else torch.zeros(shape)
         return draw.normal(*shape, dtype=half, scale=magnitude)
@@ -115,25 +116,6 @@ def _call(
     launch = {"C": C, "BLOCK_V": BLOCK_V} | ({"scale": K**-0.5} if out == "o" else {})
     fence = {"T": C, "K": 32, "V": max(32, BLOCK_V), "B": 1, "H": 1, "N": 1}
     return made((inputs.split(), (out,)), AXES, sizes, values, launch, known, fence=fence, **how)
-
-
-def _one_in_four(gate, draw, shape):
-    gates = torch.full(shape, -0.05)
-    gates[:, 2::4] = gate
-    return gates
-
-
-def _awkward(draw, shape):
-    """The first token of all, two in a row, the first and the last of a chunk, not in all channels."""
-    gates = torch.full(shape, -0.5)
-    for place, t in enumerate((0, 15, 16, 20, 21, 32)):
-        gates[:, t, :, place % 3 :: 2] = -INF
-    return gates
-
-
-def _spread(draw, shape):
-    """Anything down to -25."""
-    return -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(1, 32, 1, 16))
 
 
 def _steps(case: Case) -> int:
@@ -158,10 +140,14 @@ def _exercise(name: str, call: Callable, missing: str, cheap: tuple, *own: Prope
     )
     lengths = [{"T": T} for T in (Size(37, 33, 47), 17, Size(5, 2, 15), 1)]
     # Numbers of channels that fill no block, fewer than a block has, and more than one may have.
-    channels = ((Size(20, 17, 31), Size(5, 1, 15)), (Size(3, 1, 15), Size(20, 17, 31)), (Size(140, 129, 160), 17))
-    chunks = [{"C": C, "BLOCK_V": BLOCK_V} for C, BLOCK_V in ((32, 16), (64, 32), (16, 64), (128, 16))]
-    # Gates that sum to less than -88 in a chunk.
-    strong = (functools.partial(_one_in_four, -20.0), lambda draw, shape: torch.full(shape, -20.0), _spread)
+    few, some = Size(5, 1, 15), Size(20, 17, 31)
+    channels = ({"K": some, "V": few}, {"K": Size(3, 1, 15), "V": some}, {"K": Size(140, 129, 160), "V": 17})
+    sizes = ((32, 16), (64, 32), (16, 64), (128, 16))
+    chunks = [{"C": C, "BLOCK_V": BLOCK_V, "T": Size(70, 65, 95), "V": 32} for C, BLOCK_V in sizes]
+    strong = ((-0.05, (s_[:, 2::4], -20.0)), (-20.0,), (None,))  # gates that sum to less than -88 in a chunk
+    # The first token of all, two in a row, the first and the last of a chunk, not in all channels.
+    awkward = (-0.5, *((s_[:, t, :, i % 3 :: 2], -INF) for i, t in enumerate((0, 15, 16, 20, 21, 32))))
+    f16 = "something is rounded to float16: convert right after each load, keep S and every sum float32"
     ragged = {"B": 2, "H": 2, "T": Size(37, 17, 47), "K": Size(20, 17, 31), "V": Size(5, 3, 15)}
     return Exercise(
         name,
@@ -170,46 +156,37 @@ def _exercise(name: str, call: Callable, missing: str, cheap: tuple, *own: Prope
             *own,
             Property("strides", 1, READ_STRIDES, strides, STRIDES),
             Property(
-                "ragged length", 1, KERNEL,
-                calls(call, *lengths, poison=both_ends("T")),
+                "ragged length", 1, KERNEL, calls(call, *lengths, poison=both_ends("T")),
                 "the last chunk may be partial (mask_t)",
             ),
             Property(
-                "ragged K and V", 1, KERNEL,
-                calls(call, *({"K": K, "V": V} for K, V in channels), poison=both_ends("KV")),
+                "ragged K and V", 1, KERNEL, calls(call, *channels, poison=both_ends("KV")),
                 "rows beyond K, columns beyond V stay 0",
             ),
             Property(
-                "chunk lengths", 1, CUT,
-                calls(call, *({"T": Size(70, 65, 95), "V": 32} | each for each in chunks), {"T": Size(300, 280, 340)}),
+                "chunk lengths", 1, CUT, calls(call, *chunks, {"T": Size(300, 280, 340)}),
                 "the answer depends on C or BLOCK_V: tokens of chunk n are n * C + tl.arange(0, C)",
             ),
             Property(
-                "strong decay", 1, "Lesson 24, step 3",
-                calls(call, *({"gates": gates} for gates in strong)),
+                "strong decay", 1, "Lesson 24, step 3", calls(call, *({"gates": gates} for gates in strong)),
                 "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
                 not_finite="a positive number is exponentiated: only differences of gates that are <= 0 may be",
                 exponents=True,
             ),
             Property(
                 "resets", 1, "Lesson 24, step 3",
-                calls(call, {"gates": functools.partial(_one_in_four, -INF)}, {"T": 48, "gates": _awkward}),
+                calls(call, {"gates": (-0.05, (s_[:, 2::4], -INF))}, {"T": 48, "gates": awkward}),
                 "nothing crosses a gate of -inf: where the counts of resets differ, the factor is exactly 0",
                 not_finite="-inf - -inf is NaN: take gamma and the counts of resets from cumulated",
             ),
-            *rounded_and_inside(
-                call,
-                KERNEL,
-                "something is rounded to float16: convert right after each load, keep S and every sum float32",
-                ragged,
-            ),
+            *rounded_and_inside(call, KERNEL, f16, ragged),
         ),
         suspects,
         {(tensor, axis, "after"): "" for tensor in AXES for axis in "BHN"},
         given=("at", "cumulated"),
         compiles=Compiles(calls(call, T=64, K=32, V=64, BLOCK_V=32, half=torch.float16, packed=True), KERNEL),
         cheap=Cheap(calls(call, H=2, T=48, V=32, packed=True), _steps, *cheap, KERNEL, sectors=2.0),
-    )
+    )  # fmt: skip
 
 
 # What known mistakes give.
@@ -228,13 +205,8 @@ _LEAVE = {
     "a write decays by its own gate too: to_end = exp(gamma_C - gamma_s), gamma_s includes it": (
         lambda c: c.through * c.S + c.k.mT @ (c.v * c.to_end * c.own)
     ),
-    "the writes decay from the chunk's start: they decay to its end, exp(gamma_C - gamma_s)": (
-        lambda c: c.through * c.S + c.k.mT @ (c.v * c.from_start)
-    ),
-    "the new writes decay through the whole chunk": lambda c: c.through * (c.S + c.k.mT @ c.v),
 }
 _LEAVE_SQUARE = {  # where K = V
-    "k^T v is transposed: rows of the state are key channels": lambda c: c.through * c.S + (c.v * c.to_end).mT @ c.k,
     "the gates decay rows of the state, as a key's would: each column has its own, to_end * v": (
         lambda c: c.through.mT * c.S + (c.k * c.to_end).mT @ c.v
     ),
@@ -255,11 +227,7 @@ _READ = {
     "q and k are exchanged: the score of t and s is q_t · k_s": lambda c: (
         pairs(c.between, c.k @ c.q.mT, c.v) + before(c)
     ),
-    "tokens read the future: nothing of s > t": lambda c: (c.q @ c.k.mT) @ c.v + before(c),
     "the state that enters does not decay: from_start = exp(gamma_t)": lambda c: inside(c) + c.q @ c.S,
-    "the state that enters decays to the chunk's end: to token t, exp(gamma_t)": (
-        lambda c: inside(c) + c.through * (c.q @ c.S)
-    ),
 }
 _READ_SQUARE = {
     "the state is read transposed: q @ S sums over its rows, the key channels": (
@@ -326,11 +294,10 @@ STATES = _exercise(
         "S = exp(gamma_C) * S + sum over s of k_s (exp(gamma_C - gamma_s) v_s)^T",
     ),
     Property(
-        "initial state", 1, CUT,
-        calls(_call_states, {"T": Size(32, 16, 48, 16), "H": 2}, {"T": 0}),
+        "initial state", 1, CUT, calls(_call_states, {"T": Size(32, 16, 48, 16), "H": 2}, {"T": 0}),
         "states[b, h, 0] is S0[b, h], and without tokens the last one too",
     ),
-)
+)  # fmt: skip
 _call_outputs = functools.partial(_call, "q k v g states", "o")
 OUTPUTS = _exercise(
     "chunk_outputs",
@@ -347,8 +314,7 @@ OUTPUTS = _exercise(
         "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel",
     ),
     Property(
-        "the state that enters", 1, CUT,
-        calls(_call_outputs, T=Size(32, 32, 64, 16)),
+        "the state that enters", 1, CUT, calls(_call_outputs, T=Size(32, 32, 64, 16)),
         "token t reads exp(gamma_t) * S^T q_t of the state that enters its chunk",
     ),
-)
+)  # fmt: skip

@@ -334,9 +334,9 @@ def _backward_steps(case: Case) -> int:
 
 def _listed(case: Case) -> tuple[int, int, int, int, int]:
     """Query heads, key heads, blocks of queries and of keys, and the blocks that the lists name."""
-    tensors = {tensor.name: tensor for tensor in case.inputs}
-    _, R, C = tensors["idx"].shape
-    return tensors["q"].size("H"), tensors["k"].size("J"), R, C, int(tensors["num"].values.sum())
+    sizes = {axis: n for tensor in case.inputs for axis, n in zip(tensor.axes, tensor.shape)}
+    num = next(tensor for tensor in case.inputs if tensor.name == "num")
+    return *(sizes[axis] for axis in "HJRC"), int(num.values.sum())
 
 
 # What known mistakes give: forward, where a step over the listed blocks may be mistaken, or another problem is solved.
@@ -351,7 +351,6 @@ LISTS_MISTAKEN = {
 _STEPS = {
     "the numerator is not rescaled: acc = acc * alpha + p v, alpha = exp(top - new_top)": {"rescaled": "l"},
     "the denominator is not rescaled: l = l * alpha + sum of p, alpha = exp(top - new_top)": {"rescaled": "acc"},
-    "neither sum is rescaled: both are multiplied by alpha = exp(top - new_top) first": {"rescaled": ""},
     "top is not carried from block to block: a step returns new_top": {"carried": False},
 }
 
@@ -383,12 +382,8 @@ def _changed(p: Problem):
     yield "the temperature is left out: s = tau * scale * q k^T", p.but(x=neutral), True
     late = p.but(x=neutral, score=lambda s, m, n: tau[..., None] * p.score(s, m, n))
     yield "the temperature is applied after the score mod: the mod takes tau * scale * q k^T", late, True
-    for cause, wrong in (
-        ("the temperature is multiplied twice: onto q, or onto s", tau * tau),
-        ("the temperature divides: s = tau * scale * q k^T", torch.where(tau == 0, 0, 1 / tau)),
-        ("every head takes the first one's temperatures", tau[:1].expand_as(tau)),
-    ):
-        yield cause, p.but(x=p.x | {"tau": wrong}), True
+    yield "the temperature is multiplied twice: onto q, or onto s", p.but(x=p.x | {"tau": tau * tau}), True
+    yield "every head takes the first one's temperatures", p.but(x=p.x | {"tau": tau[:1].expand_as(tau)}), True
     yield "the scale is left out: s = scale * q k^T", p.but(scale=1.0), True
     late = p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n))
     yield "the scale is applied after the score mod: the mod takes scale * q k^T", late, True
@@ -428,18 +423,14 @@ def forward_suspects(case: Case, out: Output):
 
 
 def gradients(
-    p: Problem, *, kinds_t=None, lse=None, prime=None, through=lambda P, dP, delta: P * (dP - delta),
+    p: Problem, *, lse=None, prime=None, through=lambda P, dP, delta: P * (dP - delta),
     scaled=("dq", "dk", "dtau"), warm=("dq", "dk"), group=lambda grouped: grouped.sum(1),
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """dq, dk, dv, dtau by the formulas of lesson 34, of which one may be mistaken.
 
-    ``kinds_t`` [C, R] is what the keys' lists say, if not the transpose; ``prime`` the score mod's derivative,
-    ``through(P, dP, delta)`` the softmax's, ``scaled`` which gradients are multiplied by the scale, ``warm`` which of dq and
-    dk by the temperature, ``group(grouped)`` how query heads are added.
+    ``prime`` is the score mod's derivative, ``through(P, dP, delta)`` the softmax's; ``scaled``, which gradients have the
+    scale in them, ``warm``, which of dq and dk the temperature; ``group(grouped)``, how query heads are added.
     """
-    if kinds_t is not None:
-        own = gradients(p.but(kinds=kinds_t.T))
-        return gradients(p) | {name: own[name] for name in ("dk", "dv")}
     q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
     k, v, tau = k[p.heads], v[p.heads], tau[..., None]
     s = p.scores().requires_grad_()
@@ -472,9 +463,6 @@ def _slips(p: Problem, name: str):
         cause = "the score mod's derivative is left out: ds = SCORE_GRADIENT(s, m, n, dz)"
         yield cause, {"prime": torch.ones_like(p.scores())}
     yield "lse is left out: p = exp(z - lse)", {"lse": torch.zeros_like(p.x["lse"])}
-    if name in ("dk", "dv") and p.kinds.shape[0] == p.kinds.shape[1]:
-        cause = "the keys' kernel walks along the queries' lists: row c of num_t and idx_t lists blocks of queries"
-        yield cause, {"kinds_t": p.kinds}
     cause = "of the heads that share keys counts: add up all G"
     yield f"only the last {cause}", {"group": lambda grouped: grouped[:, -1]}
     yield f"only the first {cause}", {"group": lambda grouped: grouped[:, 0]}
@@ -493,9 +481,11 @@ def backward_suspects(case: Case, out: Output):
         dtau, tau = gradients(p)[name], p.x["tau"]
         yield "dtau is the sum of q * dq, which holds tau already: leave it out there", tau * dtau
         yield "dtau is divided by tau, and where that is 0 it is NaN: sum q * (ds k) itself", dtau / tau * tau
-        yield "dtau is a sum over the channels, not their mean", dtau / p.x["q"].shape[-1]
     for cause, mistake in _slips(p, name):
         yield cause, gradients(p, **mistake)[name]
+    if name in ("dk", "dv") and p.kinds.shape[0] == p.kinds.shape[1]:
+        cause = "the keys' kernel walks along the queries' lists: row c of num_t and idx_t lists blocks of queries"
+        yield cause, gradients(p.but(kinds=p.kinds.T))[name]
     for cause, changed, _ in (one for one in _changed(p) if one[-1]):
         yield cause, gradients(changed)[name]
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from numpy import s_
 
 from kernels import runtime
 from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Output, Property, Size, Tier, calls
-from kernels.check.shared import READ_STRIDES, STRIDES, firsts, made, rounded_and_inside
+from kernels.check.shared import READ_STRIDES, STRIDES, firsts, gate_values, made, rounded_and_inside
 from kernels.check.tensors import both_ends
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
@@ -139,7 +140,7 @@ def _call(
 ) -> Case:  # fmt: skip
     """One call of these sizes.
 
-    ``gates(draw, name, shape)`` makes g and gk, ``states`` names those that are not zero, ``half`` is the dtype of q, k,
+    ``gates`` says what g and gk are, ``states`` names those that are not zero, ``half`` is the dtype of q, k,
     v and do, ``magnitude`` multiplies them, ``first`` S0; ``apart``, gates whose gradients are judged among themselves.
     """
     lengths = [draw.size(*length) if isinstance(length, Size) else length for length in lengths]
@@ -147,7 +148,7 @@ def _call(
 
     def values(name, *shape):
         if name in ("g", "gk"):
-            return gates(draw, name, shape) if gates else -0.25 * draw.normal(*shape).abs()
+            return gate_values(draw, shape, *gates[name]) if gates else -0.25 * draw.normal(*shape).abs()
         if name in STATES:
             state = draw.normal(*shape) if name in states else torch.zeros(shape)
             return state * first if name == "S0" else state
@@ -164,37 +165,13 @@ def _call(
     return made((inputs.split(), outs.split()), AXES, sizes, values, launch, known, fence=fence, **how)
 
 
-def no_gates(draw, name, shape):
-    """Gates that keep everything."""
-    return torch.zeros(shape)
-
-
-def strong_gates(draw, name, shape):
-    """Every third token at -20, every fourth at -inf, but not the first; of gk, some at -inf."""
-    gates = torch.full(shape, -0.05)
-    if name == "g":
-        gates[2::3], gates[1::4] = -20.0, -INF
-    else:
-        gates[:, :, ::5] = -INF
-    return gates
-
-
-def one_in_four(gate, draw, name, shape):
-    """Every fourth token at ``gate``."""
-    gates = torch.full(shape, -0.05)
-    gates[2::4] = gate
-    return gates
-
-
-def two_in_a_row(draw, name, shape):
-    """Resets, two of them one after the other."""
-    gates = torch.full(shape, -0.5)
-    gates[0], gates[5:7] = -INF, -INF
-    return gates
-
-
-LENGTHS = (Size(3, 2, 5), Size(2, 2, 5))
-EMPTY = {"states": (), "gates": no_gates, "packed": True}
+NO_GATES = {"g": (0.0,), "gk": (0.0,)}
+# Every third token at -20, every fourth at -inf, but not the first; of gk, some at -inf.
+STRONG = {"g": (-0.05, (s_[2::3], -20.0), (s_[1::4], -INF)), "gk": (-0.05, (s_[..., ::5], -INF))}
+TWO_RESETS_IN_A_ROW = dict.fromkeys(("g", "gk"), (-0.5, (0, -INF), (s_[5:7], -INF)))
+ROWS, CHAIN, BACK, WALKS = "Lesson 20, step 3", "Lesson 22, step 2", "Lesson 22, step 1", "Lesson 22, step 3"
+BLOCK = "Lesson 23, step 7"
+O, EMPTY = {"judge": ("o",)}, {"states": (), "gates": NO_GATES, "packed": True}
 RAGGED = {"lengths": (Size(5, 2, 7), 0, Size(3, 2, 7)), "H": 2, "K": Size(20, 17, 31), "V": Size(5, 3, 15)}
 F16 = "products or sums are taken in float16: convert to tl.float32 right after each load"
 PARTIAL = (Size(20, 17, 31), Size(3, 1, 7))  # numbers of channels that fill no block, and fewer than a block has
@@ -202,8 +179,8 @@ PARTIAL = (Size(20, 17, 31), Size(3, 1, 7))  # numbers of channels that fill no 
 
 def _gates(call: Callable, lesson: str, otherwise: str, **judge) -> Property:
     """Gates, and those that reset, however much there is to forget."""
-    large = {"gates": two_in_a_row, "lengths": (8,), "first": 1e20}
-    cases = calls(call, {"states": ()}, {"states": (), "gates": strong_gates}, large, **judge)
+    large = {"gates": TWO_RESETS_IN_A_ROW, "lengths": (8,), "first": 1e20}
+    cases = calls(call, {"states": ()}, {"states": (), "gates": STRONG}, large, **judge)
     return Property("gates", 1, lesson, cases, otherwise)
 
 
@@ -222,7 +199,7 @@ def _strides(call: Callable) -> Property:
         {"out_orders": {"THK": "KTH", "THV": "HVT", "TH": "HT", "NHKV": "VNHK"}},
         {"shared": still},
         {"lengths": (2, 2, 2), "far": {name: axes[0] for name, axes in AXES.items()}},
-        lengths=LENGTHS,
+        lengths=(Size(3, 2, 5), Size(2, 2, 5)),
         H=2,
     )
     return Property("strides", 1, READ_STRIDES, cases, STRIDES)
@@ -245,7 +222,7 @@ def _packed_and_strided(call: Callable, packed: str, masks: str, ragged_V: str) 
 
 
 def _exercise(
-    name: str, call: Callable, missing: str, suspects: Callable, properties: tuple, *, usual: dict, costed: dict, cheap: tuple
+    name: str, missing: str, call: Callable, suspects: Callable, properties: tuple, usual: dict, costed: dict, cheap: tuple
 ) -> Exercise:  # fmt: skip
     """One of the three exercises. A head's or a sequence's end is no mask's business."""
     masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "HN"}
@@ -384,108 +361,86 @@ def gate_suspects(case: Case, out: Output):
 
 # The three exercises.
 
+_forward = functools.partial(_call, "q k v g gk S0", "o ST", "BLOCK_V")
 FORWARD = _exercise(
     "recurrent_forward",
-    _forward := functools.partial(_call, "q k v g gk S0", "o ST", "BLOCK_V"),
     "the kernel stores nothing yet. It needs a state, a walk along the tokens, and a store of o.",
-    walk_suspects,
+    _forward, walk_suspects,
     (
         Property(
             "whole blocks", 1, "Lesson 20, step 2",
-            calls(_forward, {"lengths": (5,), "H": 3, "K": 32, "V": 32}, {"lengths": (Size(6, 4, 8),)}, judge="o", **EMPTY),
+            calls(_forward, {"lengths": (5,), "H": 3, "K": 32, "V": 32}, {"lengths": (Size(6, 4, 8),)}, **O, **EMPTY),
         ),
-        _gates(_forward, "Lesson 21, step 1", "every row i of the state decays by exp(g_t + gk_t[i])", judge="o"),
+        _gates(_forward, "Lesson 21, step 1", "every row i of the state decays by exp(g_t + gk_t[i])", **O),
         _ends(_forward, "Lesson 21, step 3", "S starts as S0[n, h]; after the last token it is ST[n, h]"),
-        *_packed_and_strided(
-            _forward, "Lesson 21, step 5", "Lesson 20, step 3", "mask_v must cut the last, partial block of V"
-        ),
+        *_packed_and_strided(_forward, "Lesson 21, step 5", ROWS, "mask_v must cut the last, partial block of V"),
         Property(
-            "block sizes", 1, "Lesson 20, step 3",
-            calls(_forward, {"BLOCK": 8}, {"BLOCK": 32}, {"BLOCK": 64}, lengths=(3,), V=32),
+            "block sizes", 1, ROWS, calls(_forward, {"BLOCK": 8}, {"BLOCK": 32}, {"BLOCK": 64}, lengths=(3,), V=32),
             "the answer depends on BLOCK_V, it must not",
         ),
-        *rounded_and_inside(_forward, "Lesson 20, step 3", F16, RAGGED),
+        *rounded_and_inside(_forward, ROWS, F16, RAGGED),
     ),
-    usual={"K": 64, "V": 64, "BLOCK": 32},
-    costed={"V": 32},
-    cheap=(
+    {"K": 64, "V": 64, "BLOCK": 32}, {"V": 32},
+    (
         forward_steps,
         (Tier(3, read=1.35, steps=1.1), Tier(1, read=2.7, written=3.0, steps=2.0)),
         "the state stays in registers from token to token: each token is loaded once for each block of V",
-        "Lesson 20, step 3",
+        ROWS,
     ),
-)
+)  # fmt: skip
+
+_backward = functools.partial(_call, "q k v g gk S0 do dST", "dq dk dv dS0", "")
 BACKWARD = _exercise(
     "recurrent_backward",
-    _backward := functools.partial(_call, "q k v g gk S0 do dST", "dq dk dv dS0", ""),
     "the kernels store nothing yet. They need a walk forward that stores dq, and one back that stores dk and dv.",
-    walk_suspects,
+    _backward, walk_suspects,
     (
-        Property("queries", 1, "Lesson 22, step 2", calls(_backward, judge=("dq",), **EMPTY)),
-        Property("keys and values", 1, "Lesson 22, step 2", calls(_backward, judge=("dk", "dv"), **EMPTY)),
-        _gates(
-            _backward,
-            "Lesson 22, step 1",
-            "D_t = exp(g_t + gk_t) lies between token t and the one before it, on the way back too",
-        ),
-        _ends(
-            _backward, "Lesson 22, step 1", "dS starts as dST[n, h]; what is left before the first token is dS0[n, h]"
-        ),
-        *_packed_and_strided(
-            _backward, "Lesson 22, step 3", "Lesson 22, step 3", "columns beyond V must stay 0 (mask_v)"
-        ),
-        *rounded_and_inside(_backward, "Lesson 22, step 3", F16, RAGGED),
+        Property("queries", 1, CHAIN, calls(_backward, judge=("dq",), **EMPTY)),
+        Property("keys and values", 1, CHAIN, calls(_backward, judge=("dk", "dv"), **EMPTY)),
+        _gates(_backward, BACK, "D_t = exp(g_t + gk_t) lies between token t and the one before it, on the way back too"),
+        _ends(_backward, BACK, "dS starts as dST[n, h]; what is left before the first token is dS0[n, h]"),
+        *_packed_and_strided(_backward, WALKS, WALKS, "columns beyond V must stay 0 (mask_v)"),
+        *rounded_and_inside(_backward, WALKS, F16, RAGGED),
     ),
-    usual={"K": 64, "V": 64},
-    costed={},
-    cheap=(
+    {"K": 64, "V": 64}, {},
+    (
         backward_steps,
         (Tier(3, read=1.46, steps=1.1), Tier(1, read=2.9, written=3.0, steps=2.0)),
         "two walks load each token twice: states are made anew, not stored, and each gradient is stored once",
-        "Lesson 22, step 3",
+        WALKS,
     ),
-)
+)  # fmt: skip
+
+_gate = functools.partial(_call, "q k v g S0 do dST", "dg", "BLOCK_T")
 GATE = _exercise(
     "recurrent_gate_gradient",
-    _gate := functools.partial(_call, "q k v g S0 do dST", "dg", "BLOCK_T"),
     "the kernel stores nothing yet. It needs W, its sums over s < t <= r, the two states' terms, and a store of dg.",
-    gate_suspects,
+    _gate, gate_suspects,
     (
         Property(
-            "one block", 1, "Lesson 23, step 4",
-            calls(_gate, lengths=(16,), states=(), packed=True),
+            "one block", 1, "Lesson 23, step 4", calls(_gate, lengths=(16,), states=(), packed=True),
             "dg_t is the sum of W[r, s] over s < t <= r",
         ),
         Property(
-            "the states' terms", 2, "Lesson 23, step 5",
-            calls(_gate, lengths=(16,)),
+            "the states' terms", 2, "Lesson 23, step 5", calls(_gate, lengths=(16,)),
             "S_0 counts as an s before the first token, the gradient of S_T as an r after the last",
         ),
-        # Each strong gate is judged among strong gates: their gradients are smaller than the others' rounding.
-        Property(
+        Property(  # strong gates are judged among themselves: their gradients are smaller than the others' rounding
             "strong decay", 1, "Lesson 23, step 3",
             calls(
                 _gate,
-                {"gates": functools.partial(one_in_four, -20.0)},
-                {"gates": lambda draw, *_: -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(16, 1))},
-                {"gates": lambda draw, name, shape: torch.full(shape, -20.0)},
-                lengths=(16,),
-                apart=lambda g: g <= -15,
-                tolerance=1e-3,
+                *({"gates": {"g": g}} for g in ((-0.05, (s_[2::4], -20.0)), (None,), (-20.0,))),
+                lengths=(16,), apart=lambda g: g <= -15, tolerance=1e-3,
             ),
             "large terms cancel: add up the pairs with s < t <= r and subtract nothing",
             not_finite="a positive number is exponentiated: only differences gamma_r - gamma_s <= 0 may be",
             exponents=True,
         ),
-        # A reset's gradient is exactly 0: among themselves, resets leave no room for rounding.
-        Property(
+        Property(  # a reset's gradient is exactly 0: among themselves, resets leave no room for rounding
             "resets", 1, "Lesson 23, step 6",
             calls(
-                _gate,
-                {"gates": functools.partial(one_in_four, -INF)},
-                {"gates": two_in_a_row},
-                lengths=(16,),
-                apart=lambda g: g == -INF,
+                _gate, {"gates": {"g": (-0.05, (s_[2::4], -INF))}}, {"gates": TWO_RESETS_IN_A_ROW},
+                lengths=(16,), apart=lambda g: g == -INF,
             ),
             "a pair with a gate of -inf between its tokens gives exactly 0: their counts of resets differ",
             not_finite="-inf - -inf is NaN: put 0 for a gate of -inf into gamma, and count the resets instead",
@@ -496,7 +451,7 @@ GATE = _exercise(
             "each sequence has its own sums and its own states",
         ),
         Property(
-            "ragged sizes", 1, "Lesson 23, step 7",
+            "ragged sizes", 1, BLOCK,
             calls(
                 _gate,
                 {"lengths": (Size(13, 9, 15),), "K": 20, "V": 5},
@@ -507,14 +462,13 @@ GATE = _exercise(
             "rows beyond the end add nothing, and are not stored",
         ),
         _strides(_gate),
-        *rounded_and_inside(_gate, "Lesson 23, step 7", F16, RAGGED),
+        *rounded_and_inside(_gate, BLOCK, F16, RAGGED),
     ),
-    usual={"K": 32, "V": 32},
-    costed={},
-    cheap=(
+    {"K": 32, "V": 32}, {},
+    (
         gate_steps,
         (Tier(3, read=1.0, steps=1.2), Tier(1, read=2.0, written=2.0, steps=3.0)),
         "one block has the whole sequence: each tensor is loaded once, and dg stored once",
-        "Lesson 23, step 7",
+        BLOCK,
     ),
-)
+)  # fmt: skip
