@@ -94,9 +94,6 @@ def defined(write, text: str, name: str):
 
 def _run(kernel, name: str, write):
     """A launcher ``(score, *tables, *others, mod, BLOCK)`` of ``kernel``, with the function that ``write(mod)`` emits."""
-    if not callable(write):
-        return write
-
     @functools.wraps(write)
     def launch(score, *rest, mod, BLOCK):
         captured, (B, H, M, N) = len(mod.names), score.shape

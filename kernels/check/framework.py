@@ -119,6 +119,11 @@ class Exercise:
     spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
     compiles: Compiles | None = None
     cheap: Cheap | None = None
+    launcher: Callable = lambda fn: fn  # what is called with a case's tensors, made of the learner's function
+
+    def submission(self, fn) -> Submission:
+        """The learner's function, ready to be called with a case's tensors; one that is elsewhere is so already."""
+        return fn if isinstance(fn, Submission) else Submission(self.launcher(fn), self.given)
 
     def report(self, *how) -> "Report":
         """One run of its check."""
@@ -200,7 +205,7 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdic
     if not isinstance(fn, Submission) and (broken := broken_since(fn)):
         print(f"{exercise.name}: {broken}")
         return 0
-    submission = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
+    submission = exercise.submission(fn)
     with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
         things = {name: 1 for name in exercise.worth} | {"right": len(exercise.properties)}

@@ -166,6 +166,9 @@ class OnModel(Report):
             self.say(f"FAILED  cheap: {wrong.where}: only a right kernel is cheap or dear. {spec.lesson}.")
             return
         (machine, *_) = self.model.run(self.kernel, launch.grid, *launch.args).machines
+        if wrong := _idle_parts(machine):
+            self.say(f"FAILED  cheap: {wrong} (with {launch.sizes}). {spec.lesson}.")
+            return
         counted = Counter((event.who, event.kind) for event in machine.events if event.kind in TALLIED)
         times = counted.total() / (spec.each * spec.steps)
         points = self.earned["cheap"] = next((points for points, most in spec.tiers if times <= most), 0)
@@ -232,6 +235,20 @@ class OnModel(Report):
         amount = f"the first at {at}: {got:.4g} for {answer:.4g}, {amount}"
         cause = "every wait is in order, so look at which tile goes where, and at the sums"
         return _Wrong(f"{int(wrong.sum())} of {wrong.numel()} numbers are wrong", amount, cause, lesson)
+
+
+def _idle_parts(machine) -> str:
+    """What of a pipeline of two buffers does no work in a run of several rounds: a buffer, or one of two like partitions."""
+    waited = {event.what for event in machine.events if event.kind == "wait"}
+    for one in sorted(waited):
+        if one.endswith("[0]") and one.replace("[0]", "[1]") not in waited:
+            return f"of the barriers {one[:-3]} one is waited for, {one}: all steps share a buffer, and nobody runs ahead"
+    products = Counter(event.who for event in machine.events if event.what == "matrix product")
+    for who in (partition.name for partition in machine.everybody):
+        twin = who.removesuffix(" 2")
+        if twin != who and products[who] != products[twin]:
+            return f"{twin} multiplies {products[twin]} times, and {who} {products[who]} times: each has a half of its own"
+    return ""
 
 
 def explained(raised: Exception) -> tuple[str, str]:

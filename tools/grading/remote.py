@@ -212,7 +212,8 @@ class RemotePipeline(Submission):
     def run(self, kernel, grid, *args):
         """What the partitions did, under one schedule."""
         _, answer, _ = self._ask(grid, args, sweep=False)
-        events = [SimpleNamespace(who=_plain(who), kind=_plain(kind)) for who, kind in answer.get("events", [])]
+        names = ("who", "kind", "what")
+        events = [SimpleNamespace(**dict(zip(names, map(_plain, event)))) for event in answer.get("events", [])]
         everybody = [SimpleNamespace(name=_plain(name)) for name in answer.get("everybody", [])]
         return SimpleNamespace(machines=[SimpleNamespace(events=events, everybody=everybody)])
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Size, Tier, calls
+from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Output, Property, Size, Tier, calls
+from kernels.check.shared import READ_STRIDES, made
 from kernels.check.tensors import SIDES, both_ends
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
@@ -73,22 +74,20 @@ class Operator:
 
     def case(
         self, draw: Draw, B=2, T=16, D=16, W=4, dilation=2, BLOCK_T=16, BLOCK_D=16, *, dtypes=(torch.float32,) * 2, scale=1.0,
-        shared=("", ""), orders=(), out_order=(), packed=False, far=False, tolerance=5e-3, poison=(),
+        **how,
     ) -> Case:  # fmt: skip
-        """One call of these sizes on normal values, within fences as wide as what a block may read."""
-        sizes = {"B": B, "T": T, "D": D, "W": W}
-        fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation, "D": BLOCK_D, "W": 6}
-        tensors = []
-        for name, dtype, still in zip(self.inputs, dtypes, shared):
-            axes, make = AXES[name], functools.partial(draw.normal, dtype=dtype, scale=scale)
-            tensors.append(Fenced.of(name, axes, sizes, make, fence=fence, order=dict(orders).get(axes, ""), shared=still))
-        axes = AXES[self.out]
-        out = Fenced.of(self.out, axes, sizes, torch.empty, fence=fence, order=dict(out_order).get(axes, ""))
-        answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation)
-        launch = {"dilation": dilation, "BLOCK_T": BLOCK_T, "BLOCK_D": BLOCK_D}
-        # The precision property alone looks at the last digits.
-        made = Case(tensors, [Output(out, answer, tolerance=tolerance)], launch, poison=poison)
-        return made.stretched(**{tensor.name: "B" for tensor in made.tensors}) if far else made
+        """One call of these sizes on normal values, within fences as wide as what a block may read; ``how`` is ``made``'s."""
+        dtype = dict(zip(self.inputs, dtypes))
+        return made(
+            (self.inputs, (self.out,)),
+            AXES,
+            {"B": B, "T": T, "D": D, "W": W},
+            lambda name, *shape: draw.normal(*shape, dtype=dtype[name], scale=scale),
+            {"dilation": dilation, "BLOCK_T": BLOCK_T, "BLOCK_D": BLOCK_D},
+            lambda case: {self.out: {"expected": self.answer(*(x.values.double() for x in case.inputs), W, dilation)}},
+            fence={"B": 1, "T": BLOCK_T + W * dilation, "D": BLOCK_D, "W": 6},
+            **how,
+        )
 
     def suspects(self, case: Case, out: Output):
         """Known mistakes, as other taps in the equation, and the outputs they give."""
@@ -155,7 +154,7 @@ OPERATORS = {
         },
         shared=("B", "BT"),
         masks=PAST | TAPS,
-        lessons=("Lesson 10, step 1", "Lesson 10, step 3", "Lesson 01, step 4", "Lesson 10, step 2"),
+        lessons=("Lesson 10, step 1", "Lesson 10, step 3", READ_STRIDES, "Lesson 10, step 2"),
         advice=SUM.format("x", "y"),
     ),
     "DX": Operator(
@@ -208,8 +207,7 @@ HALF, READ_FP32 = (torch.float16, torch.float16), "Lesson 10, step 2"
 def exercise(name: str, op: Operator) -> Exercise:
     """What the kernel of one operator is held to."""
     of, (equation, masks, memory, kernel), (reach, past) = functools.partial(calls, op.case), op.lessons, op.ends
-    # Along T, a repeated token looks right or wrong by the mask on the time: that is the next property's.
-    shared = tuple(axes.replace("T", "") for axes in op.shared)
+    shared = dict(zip(op.inputs, op.shared))
     return Exercise(
         name=name,
         missing=f"the kernel stores nothing yet. It needs a loop over the W taps, and a store of {op.out}.",
@@ -226,15 +224,16 @@ def exercise(name: str, op: Operator) -> Exercise:
                 of(
                     {},
                     {"orders": {"BTD": "BDT", "BTDW": "BTWD"}},
-                    {"out_order": {"BTD": "TBD", "BTDW": "WBTD"}},
-                    {"shared": shared},
-                    {"B": 3, "T": 16, "far": True},
+                    {"out_orders": {"BTD": "TBD", "BTDW": "WBTD"}},
+                    # Along T, a repeated token looks right or wrong by the mask on the time: that is the next property's.
+                    {"shared": {name: axes.replace("T", "") for name, axes in shared.items()}},
+                    {"B": 3, "T": 16, "far": dict.fromkeys((*op.inputs, op.out), "B")},
                     T=WHOLE,
                 ),
                 "each axis of each tensor has its own stride, and some strides are 0",
             ),
             Property(
-                reach, 1, masks, of({"W": Size(4, 3, 6), "poison": None}, {"shared": op.shared}, T=WHOLE),
+                reach, 1, masks, of({"W": Size(4, 3, 6), "poison": None}, {"shared": shared}, T=WHOLE),
                 f"a tap {past} adds nothing",
             ),
             Property(

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kernels.check.cases import ROUNDED
-from kernels.check.emitted import Mod
+from kernels.check.emitted import Mod, run_gradient, run_value
 from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Size, Tier, calls
 from kernels.check.tensors import NAN
 
@@ -335,6 +335,7 @@ VALUE = Exercise(
         "each line of the graph is written once, with the names of the lines before it: an element is loaded once",
         EMIT, sectors=4.0,
     ),
+    launcher=run_value,
 )  # fmt: skip
 
 GRADIENT = Exercise(
@@ -413,4 +414,5 @@ GRADIENT = Exercise(
         "the way back uses the names that the way there has defined: an element is loaded once",
         CHAIN, sectors=4.0,
     ),
+    launcher=run_gradient,
 )  # fmt: skip

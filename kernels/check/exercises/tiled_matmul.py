@@ -56,6 +56,12 @@ def case(
     return Case(inputs, [Output(out, answer, groups, tolerance)], launch, poison=poison)
 
 
+def cancelling(a, q):
+    """Pairs of large terms that cancel, so that what is left shows the digits behind the sixteenth."""
+    k, m = torch.arange(a.shape[1]), torch.arange(len(a))[:, None]
+    return a + 1000.0 * (k // 2 < (m + 1) // 2), (7 - 14 * (k % 2))[:, None].expand_as(q)
+
+
 def suspects(case: Case, out: Output):
     """Known mistakes: terms of the sum that are left out or counted again, or other operands."""
     full, b, scale = (tensor.values for tensor in case.inputs)
@@ -121,6 +127,9 @@ def suspects(case: Case, out: Output):
             name = str(dtype).removeprefix("torch.")
             rounded = f"a is float32, and rounded to {name} before it is multiplied: multiply float32"
             yield rounded, summed(a=a.to(dtype).double())
+        high = a.to(torch.bfloat16).double()
+        halves = "a is float32, and taken apart into two of bfloat16, which hold 16 of its 24 digits: multiply float32"
+        yield halves, summed(a=high + (a - high).to(torch.bfloat16).double())
     if M == N == K:
         yield "a is read transposed: its rows are offs_m, its columns k", summed(a=full.T.tril())
         yield "the tiles are stored transposed: rows are offs_m, columns offs_n", summed().T
@@ -201,6 +210,7 @@ EXERCISE = Exercise(
                 | {"edit": lambda a, q: (a * 0.25 + 1, q.abs().clamp(1, 7))},
                 UNSHARED | {"M": 64, "N": 16, "K": 64, "edit": lambda a, q: (a + 400, q.abs().clamp(6, 7))},
                 FLOAT32,
+                FLOAT32 | {"N": 16, "above": None, "edit": cancelling, "tolerance": 1e-3},
             ),
             "sums are kept in float16: the accumulator must be tl.float32",
         ),

@@ -142,6 +142,17 @@ float16 products: the product of each pair of tiles is rounded to float16
 + acc += tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, out_dtype=tl.float16,
 float32 accumulation: sums are kept in float16: the accumulator must be tl.float32
 
+halves of bfloat16: a is taken apart into two of bfloat16, each multiplied by itself
+-         acc = tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, acc, input_precision="ieee")
++         e, o = a_even.to(tl.float32), a_odd.to(tl.float32)
++         low, high = (b & 15).to(tl.bfloat16) - 8, (b >> 4).to(tl.bfloat16) - 8
++         acc = tl.dot(e.to(tl.bfloat16), low, acc)
++         acc = tl.dot((e - e.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16), low, acc)
+-         acc = tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, acc, input_precision="ieee")
++         acc = tl.dot(o.to(tl.bfloat16), high, acc)
++         acc = tl.dot((o - o.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16), high, acc)
+float32 accumulation: taken apart into two of bfloat16
+
 scale stride left out: the scales are taken as neighbours
 - scale_ptr + offs_n * stride_s
 + scale_ptr + offs_n
