@@ -94,8 +94,7 @@ def test_a_missing_mask_is_no_narrow_index():
     assert "the load of weight is not masked along T (time < T)" in failures(printed)["strides"]
 
 
-# Of wgrad two causes have an answer for each neighbouring pixel, in turn.
-NAMES = [name for name in check.EXERCISES if not name.startswith(("mended_", "wgrad"))]
+NAMES = [name for name in check.EXERCISES if not name.startswith("mended_")]
 EXERCISES = [*map(check.exercise_of, NAMES), flash_attention.TEMPERATURE]
 
 
