@@ -15,11 +15,10 @@ The clinics' checks, ``check.diagnosis_0a`` and ``check.finds_0a`` and so on, as
 
 import importlib
 
-from kernels.check import row_softmax, tiled_matmul, vector_add  # now: the checks below take these modules' names
 from kernels.check.clinics import CHECKS as _CLINICS
 from kernels.check.derivations import derivation as _derivation
 from kernels.check.failing import case
-from kernels.check.framework import VERDICTS
+from kernels.check.framework import VERDICTS, Exercise
 from kernels.check.framework import check as _check
 from kernels.check.guard import guarded
 from kernels.check.guard import line_first as _line_first
@@ -27,148 +26,68 @@ from kernels.check.lessons import check_kernel as _check_kernel
 from kernels.check.steps import verdict as _verdict
 from kernels.check.your_kernel import your_kernel
 
+#: Module of the exercises -> check -> what it asks for. A module is imported at its first use, and with it the references
+#: that it asks.
+_ASKED = {
+    "vector_add": {
+        "vector_add": "``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Lesson 00 shows it",
+    },
+    "row_softmax": {
+        "row_softmax": "``fn(x, out, entropy, BLOCK_N=None)``: the softmax of each row of x [M, N], and its entropy",
+    },
+    "tiled_matmul": {
+        "tiled_matmul": "``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B, a [M, K]; b [⌈K/2⌉, N], two "
+        "a byte, and scale [N] stand for B [K, N]",
+    },
+    "dynamic_conv": {
+        "dynamic_conv_forward": "``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W]",
+        "dynamic_conv_dx": "``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]",
+        "dynamic_conv_dweight": "``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]",
+    },
+    "recurrent_attention": {
+        "recurrent_forward": "``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``",
+        "recurrent_backward": "``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``",
+        "recurrent_gate_gradient": "``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``",
+    },
+    "chunked_attention": {
+        "chunk_states": "``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks",
+        "chunk_outputs": "``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks",
+    },
+    "flash_attention": {
+        "block_lists": "``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists",
+        "flash_forward": "``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``",
+        "flash_backward": "``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``",
+    },
+    "score_mod_compiler": {
+        "emit_value": "``fn(mod)``, the text of a Triton function ``score_mod``",
+        "emit_gradient": "``fn(mod)``, the text of a Triton function ``score_gradient``",
+    },
+    "conv_wgrad": {
+        "im2col": "``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C]",
+        "wgrad": "``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J]",
+        "wgrad_split": "``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J]",
+    },
+    "pipeline_clinic": {
+        "mended_relay": "a Gluon kernel of three partitions, y = x², on the model of Gluon",
+        "mended_tiles": "a persistent product in Gluon, c = a · b in tiles, on the model of Gluon",
+        "mended_halves": "a product in Gluon with two multipliers that share a ring, on its model",
+    },
+}
+#: Check -> its exercise's module.
+EXERCISES = {name: module for module, asked in _ASKED.items() for name in asked}
+
 __all__ = [
     "VERDICTS",
-    "block_lists",
     "case",
-    "chunk_outputs",
-    "chunk_states",
     "derivation",
-    "dynamic_conv_dweight",
-    "dynamic_conv_dx",
-    "dynamic_conv_forward",
-    "emit_gradient",
-    "emit_value",
-    "flash_backward",
-    "flash_forward",
     "guarded",
-    "im2col",
     "kernel",
-    "mended_halves",
-    "mended_relay",
-    "mended_tiles",
-    "recurrent_backward",
-    "recurrent_forward",
-    "recurrent_gate_gradient",
-    "row_softmax",
     "step",
-    "tiled_matmul",
-    "vector_add",
-    "wgrad",
-    "wgrad_split",
     "your_kernel",
+    *EXERCISES,
     *_CLINICS,
 ]
 globals().update(_CLINICS)
-
-
-#: Check -> the module and the name of its exercise there, and what the check asks for. Modules are imported at their first
-#: use, and with them the references that they ask.
-_EXERCISES = {
-    "vector_add": (
-        "vector_add",
-        "EXERCISE",
-        "``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Lesson 00 shows it",
-    ),
-    "row_softmax": (
-        "row_softmax",
-        "EXERCISE",
-        "``fn(x, out, entropy, BLOCK_N=None)``: the softmax of each row of x [M, N], and its entropy",
-    ),
-    "tiled_matmul": (
-        "tiled_matmul",
-        "EXERCISE",
-        "``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B, a [M, K]; b [⌈K/2⌉, N], two a byte, and "
-        "scale [N] stand for B [K, N]",
-    ),
-    "dynamic_conv_forward": (
-        "dynamic_conv",
-        "FORWARD",
-        "``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W]",
-    ),
-    "dynamic_conv_dx": (
-        "dynamic_conv",
-        "DX",
-        "``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]",
-    ),
-    "dynamic_conv_dweight": (
-        "dynamic_conv",
-        "DWEIGHT",
-        "``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]",
-    ),
-    "recurrent_forward": (
-        "recurrent_attention",
-        "FORWARD",
-        "``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``",
-    ),
-    "recurrent_backward": (
-        "recurrent_attention",
-        "BACKWARD",
-        "``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``",
-    ),
-    "recurrent_gate_gradient": (
-        "recurrent_attention",
-        "GATE",
-        "``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``",
-    ),
-    "chunk_states": (
-        "chunked_attention",
-        "STATES",
-        "``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks",
-    ),
-    "chunk_outputs": (
-        "chunked_attention",
-        "OUTPUTS",
-        "``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks",
-    ),
-    "block_lists": (
-        "flash_lists",
-        "LISTS",
-        "``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists",
-    ),
-    "flash_forward": (
-        "flash_attention",
-        "FORWARD",
-        "``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``",
-    ),
-    "flash_backward": (
-        "flash_attention",
-        "BACKWARD",
-        "``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``",
-    ),
-    "emit_value": ("score_mod_compiler", "VALUE", "``fn(mod)``, the text of a Triton function ``score_mod``"),
-    "emit_gradient": (
-        "score_mod_compiler",
-        "GRADIENT",
-        "``fn(mod)``, the text of a Triton function ``score_gradient``",
-    ),
-    "im2col": (
-        "conv_wgrad",
-        "IM2COL",
-        "``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C]",
-    ),
-    "wgrad": (
-        "conv_wgrad",
-        "WGRAD",
-        "``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J]",
-    ),
-    "wgrad_split": (
-        "conv_wgrad",
-        "SPLIT",
-        "``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J]",
-    ),
-    "mended_relay": ("pipeline_clinic", "RELAY", "a Gluon kernel of three partitions, y = x², on the model of Gluon"),
-    "mended_tiles": (
-        "pipeline_clinic",
-        "TILES",
-        "a persistent product in Gluon, c = a · b in tiles, on the model of Gluon",
-    ),
-    "mended_halves": (
-        "pipeline_clinic",
-        "HALVES",
-        "a product in Gluon with two multipliers that share a ring, on its model",
-    ),
-}
 _line_first()
 
 
@@ -202,7 +121,7 @@ def kernel(name: str, kernel, launcher):
     return _check_kernel(name, kernel, launcher)
 
 
-_DERIVED = {"dynamic_conv_dx": "DX", "dynamic_conv_dweight": "DWEIGHT", "flash_dtau": "TEMPERATURE", "wgrad": "WGRAD"}
+_DERIVED = ("dynamic_conv_dx", "dynamic_conv_dweight", "flash_dtau", "wgrad")
 
 
 def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
@@ -214,37 +133,31 @@ def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
     """
     if name not in _DERIVED:
         raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
-    module = "flash_attention" if name == "flash_dtau" else _EXERCISES[name][0]
-    exercise = getattr(importlib.import_module(f"kernels.check.{module}"), _DERIVED[name])
-    return _derivation(exercise, fn, seed)
+    return _derivation(_found(name, EXERCISES.get(name, "flash_attention")), fn, seed)
 
 
 def exercise_of(name: str):
     """The exercise of a check: what it asks, its properties, its points. ``ValueError`` where there is no such check."""
-    if name not in _EXERCISES:
-        raise ValueError(f"name is {name!r}: there are the checks {', '.join(_EXERCISES)}")
-    module, attribute, _ = _EXERCISES[name]
-    return getattr(importlib.import_module(f"kernels.check.{module}"), attribute)
+    if name not in EXERCISES:
+        raise ValueError(f"name is {name!r}: there are the checks {', '.join(EXERCISES)}")
+    return _found(name, EXERCISES[name])
+
+
+def _found(name: str, module: str) -> Exercise:
+    """The exercise of this name in a module of ``exercises``."""
+    known = vars(importlib.import_module(f"kernels.check.exercises.{module}")).values()
+    return next(one for one in known if isinstance(one, Exercise) and one.name == name)
 
 
 def _checking(name: str):
     """The check of an exercise."""
 
     def checked(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
-        exercise = exercise_of(name)
-        if name.startswith("mended_"):
-            from kernels.check import pipelines
-
-            return pipelines.check(exercise, fn, seed=seed, grading=grading, verdicts=verdicts)
-        if name.startswith("emit_"):
-            from kernels.check import emitted
-
-            fn = (emitted.run_value if name == "emit_value" else emitted.run_gradient)(fn)
-        return _check(exercise, fn, seed=seed, grading=grading, verdicts=verdicts)
+        return _check(exercise_of(name), fn, seed=seed, grading=grading, verdicts=verdicts)
 
     checked.__name__ = checked.__qualname__ = name
-    checked.__doc__ = f"Check {_EXERCISES[name][2]}. Prints a line a property and returns the points earned."
+    checked.__doc__ = f"Check {_ASKED[EXERCISES[name]][name]}. Prints a line a property and returns the points earned."
     return checked
 
 
-globals().update({name: _checking(name) for name in _EXERCISES})
+globals().update({name: _checking(name) for name in EXERCISES})

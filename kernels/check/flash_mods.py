@@ -1,6 +1,5 @@
-"""The score mods and mask mods of exercise 06's checks, in Triton and, under the same name, in PyTorch."""
+"""The score mods and mask mods of exercise 06's checks, which a learner's launcher is called with: no answer stands here."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -88,22 +87,3 @@ def dead_rows(m, n):
 
 GRADIENTS = {plus_100: same_gradient, alibi: same_gradient, softcap: softcap_gradient}
 GRADIENTS |= {ahead: ahead_gradient, log_abs: log_abs_gradient}
-SCORES = {
-    "same": lambda s, m, n: s,
-    "plus_100": lambda s, m, n: s + 100,
-    "alibi": lambda s, m, n: s + 0.25 * (n - m),
-    "softcap": lambda s, m, n: 2 * torch.tanh(s / 2),
-    "ahead": lambda s, m, n: s.masked_fill(n <= m, -float("inf")),
-    "log_abs": lambda s, m, n: s.abs().log(),
-}
-MASKS = {
-    "every_pair": lambda m, n: (m >= 0) & (n >= 0),
-    "causal": lambda m, n: n <= m,
-    "window": lambda m, n: (n <= m) & (m - n < 12),
-    "dead_rows": lambda m, n: (m % 3 != 1) & (n <= m + 5),
-}
-
-
-def dense(mask_mod, M: int, N: int) -> torch.Tensor:
-    """The mask mod at every pair, bool [M, N]."""
-    return MASKS[mask_mod.__name__](torch.arange(M)[:, None], torch.arange(N))

@@ -34,7 +34,7 @@ from kernels.check.explanations import RACE, SLOW
 from kernels.check.failing import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
-from kernels.check.tensors import NAN, Draw, Fenced, one_thread
+from kernels.check.tensors import NAN, Draw, Fenced, Size, one_thread
 from kernels.check.watch import CALL_SECONDS, Progress
 from kernels.check.wording import (
     exchanged_axes,
@@ -45,10 +45,23 @@ from kernels.check.wording import (
     odd_lanes,
 )
 
-__all__ = ["NAN", "Case", "Cheap", "Compiles", "Draw", "Exercise", "Fenced", "Output", "Property", "Tier", "check"]
+__all__ = [
+    "NAN", "Case", "Cheap", "Compiles", "Draw", "Exercise", "Fenced", "Output", "Property", "Size", "Tier", "calls", "check",
+]  # fmt: skip
 
 VERDICTS = ("right", "compiles", "cheap")
 ADDRESSES = "no mask can mend this: look at the strides and offsets in the address"
+
+
+def calls(make: Callable[..., Case], *each: dict, **common) -> Callable[[Draw], Iterable[Case]]:
+    """The cases ``make(draw, **how)`` of a property: ``how`` is each of ``each`` with what is common; ``Size``s are drawn."""
+
+    def cases(draw: Draw) -> Iterable[Case]:
+        for one in each or ({},):
+            how = (common | one).items()
+            yield make(draw, **{name: draw.size(*value) if isinstance(value, Size) else value for name, value in how})
+
+    return cases
 
 
 @dataclass(frozen=True)
@@ -98,13 +111,27 @@ class Exercise:
     name: str
     missing: str  # what an unsolved exercise lacks
     properties: tuple[Property, ...]
-    suspects: Callable[[Case, Output], Iterable[tuple[str, torch.Tensor]]]  # known mistakes, the answer each would give
+    # Known mistakes, and the answer that each would give.
+    suspects: Callable[[Case, Output], Iterable[tuple[str, torch.Tensor]]] = lambda case, out: ()
     masks: dict = field(default_factory=dict)  # (tensor, axis, side) -> the mask's name, where it is not mask_<axis>
     unit: str = "points"  # what is counted
     given: tuple[str, ...] = ()  # Triton functions of the exercise: what goes wrong in them is their caller's doing
     spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
     compiles: Compiles | None = None
     cheap: Cheap | None = None
+    launcher: Callable = lambda fn: fn  # what is called with a case's tensors, made of the learner's function
+
+    def submission(self, fn) -> Submission:
+        """The learner's function, ready to be called with a case's tensors; one that is elsewhere is so already."""
+        return fn if isinstance(fn, Submission) else Submission(self.launcher(fn), self.given)
+
+    def report(self, *how) -> "Report":
+        """One run of its check."""
+        return Report(self, *how)
+
+    def not_here(self) -> str:
+        """Why this machine cannot check it, if it cannot."""
+        return ""
 
     @property
     def worth(self) -> dict[str, int]:
@@ -164,6 +191,9 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdic
     ``verdicts`` leaves some of them out. A learner's error is explained, never raised.
     """
     verdicts, (seed, grading) = asked(verdicts), seeded(seed, grading)
+    if why := exercise.not_here():
+        print(f"not verified on this machine: {why}")
+        return 0
     if fn is None:
         print(f"missing: {exercise.missing}")
         most = sum(points for name, points in exercise.worth.items() if name in verdicts)
@@ -175,11 +205,11 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdic
     if not isinstance(fn, Submission) and (broken := broken_since(fn)):
         print(f"{exercise.name}: {broken}")
         return 0
-    submission = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
+    submission = exercise.submission(fn)
     with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
         things = {name: 1 for name in exercise.worth} | {"right": len(exercise.properties)}
-        report = _Report(exercise, submission, seed, grading, sum(things[name] for name in verdicts if name in things))
+        report = exercise.report(submission, seed, grading, sum(things[name] for name in verdicts if name in things))
         for verdict in VERDICTS:
             if verdict in verdicts and verdict in exercise.worth and not report.over:
                 getattr(report, verdict)()
@@ -196,7 +226,7 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdic
     return earned
 
 
-class _Report:
+class Report:
     """One run of a check: what is printed, and the points of each verdict."""
 
     def __init__(self, exercise: Exercise, submission: Submission, seed, grading: bool, of: int):

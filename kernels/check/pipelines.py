@@ -14,7 +14,7 @@ import torch
 from kernels.check.compiling import compiled, refusal
 from kernels.check.experiments import Finding
 from kernels.check.explanations import explain
-from kernels.check.framework import VERDICTS, Draw, asked, seeded
+from kernels.check.framework import Draw, Exercise, Property, Report
 from kernels.lab.compile_report import CompileError, prepare
 
 #: What each kind of finding of the model usually means, and the lesson and its step to read again.
@@ -50,16 +50,6 @@ class Launch(NamedTuple):
     sizes: str
 
 
-@dataclass(frozen=True)
-class Property:
-    """Launches that must be right under every schedule; ``lesson``: what to read where only the numbers are wrong."""
-
-    name: str
-    points: int
-    lesson: str
-    launches: Callable[[Draw], Iterable[Launch]]
-
-
 class Compiled(NamedTuple):
     """A launch as Hopper wants it, and instructions that must stand in its code, with how often at least."""
 
@@ -81,27 +71,31 @@ class Tallied(NamedTuple):
     lesson: str
     tiers: tuple[tuple[int, float], ...] = ((3, 1.1), (1, 2.0))
 
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A kernel of the clinic, and what must hold for it."""
-
-    name: str
-    missing: str
-    properties: tuple[Property, ...]
-    compiles: Compiled
-    cheap: Tallied
-
-    @property
-    def worth(self) -> dict[str, int]:
-        """The most that each verdict can earn."""
-        right = sum(item.points for item in self.properties)
-        return {"right": right, "compiles": self.compiles.points, "cheap": self.cheap.tiers[0][0]}
-
     @property
     def points(self) -> int:
         """The most that can be earned."""
-        return sum(self.worth.values())
+        return self.tiers[0][0]
+
+
+@dataclass(frozen=True)
+class Pipeline(Exercise):
+    """A kernel of the clinic, and what must hold for it: the cases of its properties are launches.
+
+    It may be in another process: then what is checked has a ``model``, which runs it there, and a ``prepare``, which is
+    ``compile_report.prepare`` there.
+    """
+
+    def report(self, *how) -> Report:
+        """One run of its check."""
+        return OnModel(self, *how)
+
+    def not_here(self) -> str:
+        """Why this machine has no model of Gluon, if it has none."""
+        try:
+            from kernels import gluon_model  # noqa: F401
+        except ImportError as error:
+            return str(error)
+        return ""
 
     def terms(self) -> str:
         """The row of this kernel in the exercise's table of points."""
@@ -117,147 +111,149 @@ class _Wrong(NamedTuple):
     story: str = ""  # the model's whole finding
 
 
-def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, verdicts=VERDICTS) -> int:
-    """Hold ``kernel`` to every property of ``pipeline``, print one line a property, return the points earned.
+class OnModel(Report):
+    """One run of a pipeline's check."""
 
-    ``seed``, ``grading`` and ``verdicts`` as for the other checks. A learner's error is explained, never raised.
-    ``kernel`` may stand for one in another process: then it has a ``model``, which runs it there, and a ``prepare``, which is
-    ``compile_report.prepare`` there.
-    """
-    verdicts, (seed, grading) = asked(verdicts), seeded(seed, grading)
-    worth = {name: points for name, points in pipeline.worth.items() if name in verdicts}
-    try:
+    def __init__(self, exercise: Pipeline, submission, *how):
         from kernels import gluon_model
-    except ImportError as error:
-        print(f"not verified on this machine: {error}")
-        return 0
-    gluon_model = getattr(kernel, "model", gluon_model)
-    draw = Draw(f"{seed}, {pipeline.name}", grading)
-    if _is_idle(gluon_model, kernel, next(iter(pipeline.properties[0].launches(draw)))):
-        print(f"missing: {pipeline.missing}")
-        print(f"{pipeline.name}: 0 of {sum(worth.values())} points")
-        return 0
-    earned = dict.fromkeys(worth, 0)
-    if "right" in worth:
-        earned["right"] = _right(gluon_model, pipeline, kernel, seed, grading)
-    if "compiles" in worth and earned.get("right") != 0:
-        earned["compiles"] = _compiles(pipeline.compiles, kernel)
-    if "cheap" in worth and earned.get("right") != 0:
-        earned["cheap"] = _cheap(gluon_model, pipeline, kernel, Draw(f"{seed}, {pipeline.name}, cheap", grading))
-    drawn = f" (graded with seed {seed})" if grading else ""
-    parts = ", ".join(f"{name} {points} of {worth[name]}" for name, points in earned.items())
-    several = f" ({parts})" if len(worth) > 1 else ""
-    print(f"{pipeline.name}: {sum(earned.values())} of {sum(worth.values())} points{several}{drawn}")
-    return sum(earned.values())
 
+        super().__init__(exercise, submission, *how)
+        self.kernel = submission.fn or submission
+        self.model = getattr(self.kernel, "model", gluon_model)
 
-def _compiles(spec: Compiled, kernel) -> int:
-    """The line of the verdict "compiles", and its points."""
-    try:
-        elsewhere = getattr(kernel, "prepare", None)
-        prepared = elsewhere() if elsewhere else prepare(kernel, *spec.args())
-    except Exception as raised:
-        said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
-        print(f"FAILED  compiles: the launch cannot be compiled, {said}: {means}. {spec.lesson}.")
-        return 0
-    made, lacking = compiled(prepared, (90,)), []
-    try:
-        if not isinstance(made, str):
+    def launches(self, item: Property) -> Iterable[Launch]:
+        """The cases of a property."""
+        return item.cases(Draw(f"{self.seed}, {self.exercise.name}, {item.name}", self.grading))
+
+    def right(self) -> None:
+        """Every property's line."""
+        self.earned["right"], seen, properties = 0, {}, self.exercise.properties
+        if self.is_idle(next(iter(self.launches(properties[0])))):
+            self.say(f"missing: {self.exercise.missing}")
+            self.over = self.missing = True
+            return
+        for item in properties:
+            self.progress.at(item.name)
+            wrong = next(filter(None, (self.judge(item.lesson, launch) for launch in self.launches(item))), None)
+            if wrong is None:
+                self.earned["right"] += item.points
+                self.passed(item.name, item.points)
+            elif wrong.where in seen:
+                self.say(f'FAILED  {item.name}: {wrong.where}, as in "{seen[wrong.where]}".')
+            else:
+                self.say(f"FAILED  {item.name}: {wrong.where}, {wrong.amount}: {wrong.cause}. {wrong.lesson}.")
+                print("".join(f"        {line}\n" for line in wrong.story.splitlines()), end="")
+                seen[wrong.where] = item.name
+
+    def compiles(self) -> None:
+        """The line of the verdict "compiles"."""
+        self.earned["compiles"], spec = 0, self.exercise.compiles
+        if self.earned.get("right") == 0:
+            return
+        if finding := self.refused(spec):
+            self.fail("compiles", finding, spec.lesson)
+            return
+        self.earned["compiles"] = spec.points
+        self.passed("compiles", spec.points)
+
+    def cheap(self) -> None:
+        """The line of the verdict "cheap"."""
+        self.earned["cheap"], spec = 0, self.exercise.cheap
+        if self.earned.get("right") == 0:
+            return
+        launch = spec.launch(Draw(f"{self.seed}, {self.exercise.name}, cheap", self.grading))
+        if wrong := self.judge(spec.lesson, launch):
+            self.say(f"FAILED  cheap: {wrong.where}: only a right kernel is cheap or dear. {spec.lesson}.")
+            return
+        (machine, *_) = self.model.run(self.kernel, launch.grid, *launch.args).machines
+        if wrong := _idle_parts(machine):
+            self.say(f"FAILED  cheap: {wrong} (with {launch.sizes}). {spec.lesson}.")
+            return
+        counted = Counter((event.who, event.kind) for event in machine.events if event.kind in TALLIED)
+        times = counted.total() / (spec.each * spec.steps)
+        points = self.earned["cheap"] = next((points for points, most in spec.tiers if times <= most), 0)
+        if points == spec.points:
+            self.passed("cheap", points)
+            return
+        (who, kind), count = counted.most_common(1)[0]
+        said = f"{points} of {spec.points} points: " if points else ""
+        said += f"{times:.3g} times the waits, arrivals, copies and products that the steps need"
+        said += f", and {spec.tiers[0][1]} times may be"
+        most = f"most by {who} ({count} × {kind}) with {launch.sizes}"
+        cause = "each step waits once for what it takes, and signals once what it leaves"
+        self.fail("cheap", Finding(said, most, cause), spec.lesson)
+
+    def refused(self, spec: Compiled) -> Finding | None:
+        """What is wrong with the compiled kernel."""
+        try:
+            elsewhere = getattr(self.kernel, "prepare", None)
+            prepared = elsewhere() if elsewhere else prepare(self.kernel, *spec.args())
+        except Exception as raised:
+            return Finding("the launch cannot be compiled", *explained(raised))
+        made = compiled(prepared, (90,))
+        if isinstance(made, str):
+            return refusal(prepared.kernel, made, "for sm_90")
+        try:
             lacking = [name for name, most in spec.instructions.items() if made[90].count(name) < most]
-    except CompileError as error:  # the disassembler had too much to read
-        made = str(error)
-    if isinstance(made, str):
-        finding = refusal(prepared.kernel, made, "for sm_90")
-    elif made[90].spill_bytes:
-        where = f"{prepared.kernel} spills {made[90].spill_bytes} bytes a thread on sm_90"
-        finding = Finding(where, "with 3 buffers", "a partition has fewer registers than its blocks need")
-    elif not lacking:
-        print(f"passed  compiles ({spec.points} points)")
-        return spec.points
-    else:
-        finding = Finding(
-            f"too few {lacking[0]} stand in the code", "for sm_90", "a copy or a product is not made there"
-        )
-    print(f"FAILED  compiles: {finding.where}, {finding.amount}: {finding.cause}. {spec.lesson}.")
-    return 0
+        except CompileError as error:  # the disassembler had too much to read
+            return refusal(prepared.kernel, str(error), "for sm_90")
+        if made[90].spill_bytes:
+            where = f"{prepared.kernel} spills {made[90].spill_bytes} bytes a thread on sm_90"
+            return Finding(where, "with 3 buffers", "a partition has fewer registers than its blocks need")
+        if not lacking:
+            return None
+        return Finding(f"too few {lacking[0]} stand in the code", "for sm_90", "a copy or a product is not made there")
 
+    def is_idle(self, launch: Launch) -> bool:
+        """Whether some partition of the kernel does nothing at all, as the gaps of the unsolved exercise do."""
+        try:
+            (machine,) = self.model.run(self.kernel, launch.grid, *launch.args).machines
+        except Exception:  # an error in the learner's lines, which the properties will meet again and explain
+            return False
+        busy = {event.who for event in machine.events if event.kind in ACTIONS}
+        return any(partition.name not in busy for partition in machine.everybody[1:])
 
-def _cheap(gluon_model, pipeline: Pipeline, kernel, draw: Draw) -> int:
-    """The line of the verdict "cheap", and its points."""
-    spec = pipeline.cheap
-    launch = spec.launch(draw)
-    if wrong := _judge(gluon_model, Property("cheap", 0, spec.lesson, lambda draw: ()), kernel, launch):
-        print(f"FAILED  cheap: {wrong.where}: only a right kernel is cheap or dear. {spec.lesson}.")
-        return 0
-    (machine, *_) = gluon_model.run(kernel, launch.grid, *launch.args).machines
-    counted = Counter((event.who, event.kind) for event in machine.events if event.kind in TALLIED)
-    times = counted.total() / (spec.each * spec.steps)
-    points = next((points for points, most in spec.tiers if times <= most), 0)
-    if points == spec.tiers[0][0]:
-        print(f"passed  cheap ({points} points)")
-        return points
-    (who, kind), count = counted.most_common(1)[0]
-    some = f"{points} of {spec.tiers[0][0]} points: " if points else ""
-    said = f"{times:.3g} times the waits, arrivals, copies and products that the steps need"
-    said += f", and {spec.tiers[0][1]} times may be"
-    most = f"most by {who} ({count} × {kind}) with {launch.sizes}"
-    cause = "each step waits once for what it takes, and signals once what it leaves"
-    print(f"FAILED  cheap: {some}{said}, {most}: {cause}. {spec.lesson}.")
-    return points
-
-
-def _right(gluon_model, pipeline: Pipeline, kernel, seed, grading) -> int:
-    """Every property's line, and the points of all."""
-    earned, seen = 0, {}
-    for item in pipeline.properties:
-        draw = Draw(f"{seed}, {pipeline.name}, {item.name}", grading)
-        wrong = next(filter(None, (_judge(gluon_model, item, kernel, launch) for launch in item.launches(draw))), None)
-        if wrong is None:
-            earned += item.points
-            print(f"passed  {item.name} ({item.points} point{'s' * (item.points != 1)})")
-        elif wrong.where in seen:
-            print(f'FAILED  {item.name}: {wrong.where}, as in "{seen[wrong.where]}".')
-        else:
-            print(f"FAILED  {item.name}: {wrong.where}, {wrong.amount}: {wrong.cause}. {wrong.lesson}.")
-            print("".join(f"        {line}\n" for line in wrong.story.splitlines()), end="")
-            seen[wrong.where] = item.name
-    return earned
-
-
-def _is_idle(gluon_model, kernel, launch: Launch) -> bool:
-    """Whether some partition of the kernel does nothing at all, as the gaps of the unsolved exercise do."""
-    try:
-        (machine,) = gluon_model.run(kernel, launch.grid, *launch.args).machines
-    except Exception:  # an error in the learner's lines, which the properties will meet again and explain
-        return False
-    busy = {event.who for event in machine.events if event.kind in ACTIONS}
-    return any(partition.name not in busy for partition in machine.everybody[1:])
-
-
-def _judge(gluon_model, item: Property, kernel, launch: Launch) -> _Wrong | None:
-    """Run one launch under every schedule."""
-    amount = f"with {launch.sizes}"
-    try:
-        sweep = gluon_model.check_all_schedules(kernel, launch.grid, *launch.args, most_steps=100_000)
-    except Exception as raised:
-        said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
-        return _Wrong("an error", f"{amount}: {said}", means, item.lesson)
-    if sweep.findings:
-        first = min(sweep.findings, key=_rank)
-        cause, lesson, step = MEANINGS[first.kind]
-        at = f" at {first.barrier}" if first.barrier else ""
-        where = f"{first.kind}{at} in line {first.place.line} of {first.partition}, `{first.place.text}`"
-        return _Wrong(where, amount, cause, f"Lesson {lesson}, step {step}", first.message)
-    wrong = ~torch.isclose(launch.out.double(), launch.expected, rtol=1e-3, atol=1e-3)
-    if wrong.any():
+    def judge(self, lesson: str, launch: Launch) -> _Wrong | None:
+        """Run one launch under every schedule; ``lesson``: what to read where only the numbers are wrong."""
+        amount = f"with {launch.sizes}"
+        try:
+            sweep = self.model.check_all_schedules(self.kernel, launch.grid, *launch.args, most_steps=100_000)
+        except Exception as raised:
+            said, means = explained(raised)
+            return _Wrong("an error", f"{amount}: {said}", means, lesson)
+        if sweep.findings:
+            first = min(sweep.findings, key=_rank)
+            cause, number, step = MEANINGS[first.kind]
+            at = f" at {first.barrier}" if first.barrier else ""
+            where = f"{first.kind}{at} in line {first.place.line} of {first.partition}, `{first.place.text}`"
+            return _Wrong(where, amount, cause, f"Lesson {number}, step {step}", first.message)
+        wrong = ~torch.isclose(launch.out.double(), launch.expected, rtol=1e-3, atol=1e-3)
+        if not wrong.any():
+            return None
         at = wrong.nonzero()[0].tolist()
         got, answer = launch.out[tuple(at)].item(), launch.expected[tuple(at)].item()
-        where = f"{int(wrong.sum())} of {wrong.numel()} numbers are wrong"
         amount = f"the first at {at}: {got:.4g} for {answer:.4g}, {amount}"
-        return _Wrong(
-            where, amount, "every wait is in order, so look at which tile goes where, and at the sums", item.lesson
-        )
-    return None
+        cause = "every wait is in order, so look at which tile goes where, and at the sums"
+        return _Wrong(f"{int(wrong.sum())} of {wrong.numel()} numbers are wrong", amount, cause, lesson)
+
+
+def _idle_parts(machine) -> str:
+    """What of a pipeline of two buffers does no work in a run of several rounds: a buffer, or one of two like partitions."""
+    waited = {event.what for event in machine.events if event.kind == "wait"}
+    for one in sorted(waited):
+        if one.endswith("[0]") and one.replace("[0]", "[1]") not in waited:
+            return f"of the barriers {one[:-3]} one is waited for, {one}: all steps share a buffer, and nobody runs ahead"
+    products = Counter(event.who for event in machine.events if event.what == "matrix product")
+    for who in (partition.name for partition in machine.everybody):
+        twin = who.removesuffix(" 2")
+        if twin != who and products[who] != products[twin]:
+            return f"{twin} multiplies {products[twin]} times, and {who} {products[who]} times: each has a half of its own"
+    return ""
+
+
+def explained(raised: Exception) -> tuple[str, str]:
+    """What an exception says, and what it means, as the process says where it was raised."""
+    return getattr(raised, "explained", None) or explain(raised, GIVEN)
 
 
 def _rank(finding) -> tuple:

@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -49,6 +50,16 @@ def both_ends(axes: str) -> tuple[tuple[str, str], ...]:
     return tuple((axis, side) for axis in axes for side in SIDES)
 
 
+class Size(NamedTuple):
+    """A size that is ``shown`` while learning; when grading, one of low..high that divides as asked."""
+
+    shown: int
+    low: int
+    high: int
+    multiple_of: int = 1
+    but_not_of: int = 0
+
+
 class Draw:
     """Where a property's numbers come from: fixed shapes while learning, fresh ones when grading.
 
@@ -60,8 +71,8 @@ class Draw:
         self._random = random.Random(str(seed))
         self._generator = torch.Generator().manual_seed(self._random.getrandbits(62) + turn)
 
-    def size(self, shown: int, low: int, high: int, *, multiple_of: int = 1, but_not_of: int = 0) -> int:
-        """``shown`` while learning; when grading, one of low..high that divides as asked."""
+    def size(self, shown: int, low: int, high: int, multiple_of: int = 1, but_not_of: int = 0) -> int:
+        """A ``Size``, by its parts."""
         if not self.grading:
             return shown
         fits = [n for n in range(low, high + 1) if n % multiple_of == 0 and not (but_not_of and n % but_not_of == 0)]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kernels import check, runtime
+from kernels.check.exercises.row_softmax import EXERCISE
 from kernels.check.explanations import explain
 from kernels.check.framework import check as run_check
-from kernels.check.row_softmax import EXERCISE
 from kernels.lab.compile_report import compile_prepared
 from tests.check.softmax import QUOTIENT, READ_BACK, SUM, right
 from tests.course.mutants import failures

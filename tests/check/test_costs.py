@@ -11,21 +11,12 @@ from kernels import runtime
 from kernels.check import compiling
 from kernels.check.costs import cost
 from kernels.check.framework import Draw
-from kernels.check.submission import Submission
 from kernels.lab import compile_report
 from tests.course.mutants import submission, targets
 from tests.course.test_exercises import BY_NAME, needs_newer_triton
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 FUNCTIONS = [target for target in targets() if not target.assignment.startswith("09")]
-
-
-def submission_of(target) -> Submission:
-    """The solution, as the exercise's check runs it."""
-    from kernels.check.emitted import run_gradient, run_value
-
-    adapt = {"emit_value": run_value, "emit_gradient": run_gradient}.get(target.function, lambda fn: fn)
-    return Submission(adapt(submission(target)))
 
 
 @pytest.mark.parametrize("target", FUNCTIONS, ids=lambda target: target.function)
@@ -35,7 +26,7 @@ def test_the_solution_is_what_the_limits_say(target):
     spec = BY_NAME[target.function].cheap
     best = spec.tiers[0]
     for case in spec.calls(Draw(0, False)):
-        found = cost(spec, case, case.traced(submission_of(target)).launches)
+        found = cost(spec, case, case.traced(BY_NAME[target.function].submission(submission(target))).launches)
         assert found.steps == 1.0
         assert found.written == best.written
         assert 0.96 * best.read < found.read < 1.02 * best.read

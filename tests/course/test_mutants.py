@@ -58,11 +58,11 @@ def test_the_whole_check_says_what_its_row_of_the_kill_table_says(target, mutant
     assert 0 <= points < most
 
 
-@pytest.mark.parametrize(("bug", "patch", "says"), tiled_matmul.OBVIOUS, ids=[bug for bug, *_ in tiled_matmul.OBVIOUS])
-def test_a_bug_that_any_test_sees_is_named(bug, patch, says):
+@pytest.mark.parametrize("mutant", tiled_matmul.OBVIOUS, ids=lambda mutant: mutant.name)
+def test_a_bug_that_any_test_sees_is_named(mutant):
     target = tiled_matmul.TARGET
-    _, printed = target.check(submission(target, patch), until=lambda printed: "FAILED" in printed, verdicts="right")
-    assert says in printed
+    _, printed = target.check(submission(target, mutant.patch), until=lambda printed: "FAILED" in printed, verdicts="right")
+    assert mutant.says in failures(printed)[mutant.fails]
 
 
 def masks():

@@ -117,6 +117,17 @@ def test_store_wait_is_not_missed_where_it_stands(notebook):
 
 
 @needs_the_model
+def test_a_ring_of_which_one_buffer_is_used_is_not_cheap(notebook):
+    names = dict(notebook)
+    for cell in ("tile-loader-kernel", "tile-multiplier-kernel"):
+        source = cells(NAME)[cell].replace("s = i % STAGES", "s = 0").replace("i // STAGES & 1", "i & 1")
+        linecache.cache[f"<{cell}>"] = (len(source), None, source.splitlines(keepends=True), f"<{cell}>")
+        exec(compile(source, f"<{cell}>", "exec"), names)
+    points, text = printed(check.mended_tiles, names["mended_tiles"], verdicts=("right", "cheap"))
+    assert points == 10 and "of the barriers empty one is waited for, empty[0]: all steps share a buffer" in text
+
+
+@needs_the_model
 def test_what_is_no_kernel_is_explained():
     points, text = printed(check.mended_relay, lambda: None)
     assert points == 0 and "the model runs @gluon.jit functions" in text

@@ -166,10 +166,11 @@ def _call(packed: values.Packed, call: Call) -> dict:
     return {"args": list(map(packed.value, call.args)), "far": told, "kwargs": launch}
 
 
-class RemotePipeline:
+class RemotePipeline(Submission):
     """A kernel that runs on the model of Gluon; ``model`` is that model, in the sandbox."""
 
     def __init__(self, function: str, pipeline: str, bench: Bench, cells: list):
+        super().__init__(None)
         self.function, self.pipeline, self.bench, self.cells = function, pipeline, bench, cells
 
     @functools.cached_property
@@ -211,7 +212,8 @@ class RemotePipeline:
     def run(self, kernel, grid, *args):
         """What the partitions did, under one schedule."""
         _, answer, _ = self._ask(grid, args, sweep=False)
-        events = [SimpleNamespace(who=_plain(who), kind=_plain(kind)) for who, kind in answer.get("events", [])]
+        names = ("who", "kind", "what")
+        events = [SimpleNamespace(**dict(zip(names, map(_plain, event)))) for event in answer.get("events", [])]
         everybody = [SimpleNamespace(name=_plain(name)) for name in answer.get("everybody", [])]
         return SimpleNamespace(machines=[SimpleNamespace(events=events, everybody=everybody)])
 

@@ -22,8 +22,9 @@ USER = 60999  # whom sandboxed processes run as, where the judge is root: limits
 COURSE = (*sorted(path.name for path in (ROOT / "kernels").glob("*.py")), "lab", "gluon_model")
 #: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
 CHECK = (
-    "cases compiling costs emitted experiments explanations flash_mods framework failing pipeline_clinic "
-    "pipelines replay stale submission tensors watch wording clinics/disguise clinics/faulty_kernel clinics/worksheets"
+    "cases compiling costs emitted experiments explanations flash_mods framework failing pipelines "
+    "replay stale submission tensors watch wording clinics/disguise clinics/faulty_kernel clinics/worksheets "
+    "exercises/pipeline_clinic"
 ).split()
 START_SECONDS = 180
 LEAVE_SECONDS = 2
@@ -108,7 +109,7 @@ def _folders(place: Path) -> list[str]:
 
 def _course() -> list[str]:
     """bubblewrap's words for what of the course is seen, at /course."""
-    command = _folders(Path("/course/kernels/check/clinics"))
+    command = _folders(Path("/course/kernels/check/clinics")) + _folders(Path("/course/kernels/check/exercises"))
     for name in (*COURSE, *(f"check/{name}.py" for name in CHECK)):
         command += ["--ro-bind", str(ROOT / "kernels" / name), f"/course/kernels/{name}"]
     return command

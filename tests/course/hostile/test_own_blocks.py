@@ -5,8 +5,8 @@ import linecache
 import pytest
 
 from kernels import runtime
-from kernels.check import conv_wgrad, dynamic_conv, flash_attention
 from kernels.check.compiling import judge_compiled
+from kernels.check.exercises import conv_wgrad, dynamic_conv, flash_attention
 from kernels.check.submission import Submission
 from kernels.check.tensors import Draw
 

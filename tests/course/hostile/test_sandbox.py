@@ -60,7 +60,7 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
     assert "worksheets.py" in seen and "part_0.py" not in seen and "row_softmax.py" not in seen
     assert told(template, "from kernels.check.clinics import part_0\nassert part_0.FAULTY[0].lines")
     assert told(
-        template, "import kernels.check.row_softmax, kernels.dynamic_conv as d\nassert callable(d.dynamic_conv)"
+        template, "import kernels.check.exercises.row_softmax, kernels.dynamic_conv as d\nassert callable(d.dynamic_conv)"
     )
 
 

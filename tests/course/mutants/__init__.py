@@ -20,7 +20,7 @@ import nbformat
 import torch
 
 from kernels import check
-from kernels.check import framework, pipelines
+from kernels.check import framework
 from kernels.check.clinics.faulty_kernel import patched
 from kernels.lab.source import readable
 
@@ -49,6 +49,30 @@ class Mutant:
     def verdict(self) -> str:
         """The verdict that must catch it."""
         return self.fails if self.fails in check.VERDICTS else "right"
+
+
+def planted(*texts: str) -> tuple[Mutant, ...]:
+    """Mutants as texts, an empty line between two of them.
+
+    The first line is ``name: bug``, the last one ``property: what it says``. Between them stands the patch, as a diff shows
+    it: what the ``-`` lines hold goes, and what the ``+`` lines hold comes in its place; without these, whole lines go. ``@``
+    names the cell, ``…`` keeps two replacements apart.
+    """
+    made = []
+    for text in "\n\n".join(part.strip("\n") for part in texts).split("\n\n"):
+        first, *lines, last = text.split("\n")
+        patch, cell = [], ""
+        for sign, group in itertools.groupby(lines, key=lambda line: line[0]):
+            part = "\n".join(line[2:] for line in group)
+            if sign == "-":
+                patch += [part + "\n", ""]
+            elif sign == "+":
+                patch[-2:] = [patch[-2].removesuffix("\n"), part]
+            elif sign == "@":
+                cell = part
+        (name, bug), (fails, says) = (line.split(": ", 1) for line in (first, last))
+        made.append(Mutant(name, bug, tuple(patch), fails, says, cell))
+    return tuple(made)
 
 
 class _Enough(BaseException):
@@ -90,14 +114,11 @@ class Target:
         """What the check prints of the properties that ``wanted`` takes from all: each draws its own numbers, and is judged
         as in the whole check."""
 
-        def of_these(judge):
-            return lambda exercise, *args, **how: judge(
-                replace(exercise, properties=tuple(wanted(exercise.properties))), *args, **how
-            )
+        def of_these(exercise, *args, **how):
+            return framework.check(replace(exercise, properties=tuple(wanted(exercise.properties))), *args, **how)
 
-        with mock.patch.object(check, "_check", of_these(framework.check)):
-            with mock.patch.object(pipelines, "check", of_these(pipelines.check)):
-                return self.check(fn, until, verdicts="right")[1]
+        with mock.patch.object(check, "_check", of_these):
+            return self.check(fn, until, verdicts="right")[1]
 
 
 _SERIAL = itertools.count()

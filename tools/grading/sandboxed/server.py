@@ -79,6 +79,7 @@ def prepare() -> None:
     torch.set_num_threads(1)
     kernels.check = _folder("kernels.check")
     kernels.check.clinics = _folder("kernels.check.clinics")
+    kernels.check.exercises = _folder("kernels.check.exercises")
     sys.meta_path.append(_Absent())
     import kernels.check.emitted
     import kernels.check.flash_mods
@@ -104,7 +105,7 @@ def prepare() -> None:
 def prepare_pipelines() -> None:
     """Import the model of Gluon, which needs Triton 3.8."""
     with contextlib.suppress(ImportError):
-        import kernels.check.pipeline_clinic
+        import kernels.check.exercises.pipeline_clinic
         import kernels.gluon_model  # noqa: F401
 
 

@@ -74,7 +74,7 @@ class Unpacked:
         if "function" in given:
             module, name = given["function"]
             return getattr(importlib.import_module(module), name)
-        from kernels.check import pipeline_clinic
+        from kernels.check.exercises import pipeline_clinic
 
         if "layout" in given:
             return pipeline_clinic.layout(given["layout"])

@@ -1,8 +1,10 @@
 """The check that lesson 00 shows: ``vector_add(x, y, out, BLOCK=8)`` writes x + y to out, vectors of length N."""
 
+import functools
+
 import torch
 
-from kernels.check.framework import Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import Case, Draw, Exercise, Fenced, Output, Property, Size, calls
 
 
 def case(draw: Draw, N: int, *, packed=False, **launch) -> Case:
@@ -16,25 +18,8 @@ def case(draw: Draw, N: int, *, packed=False, **launch) -> Case:
     )
 
 
-def aligned(draw: Draw):
-    """A length that is a multiple of the block."""
-    yield case(draw, draw.size(16, 16, 64, multiple_of=8), packed=True)
-
-
-def ragged(draw: Draw):
-    """Lengths that fill no block, and one element."""
-    for shown, low, high in ((13, 9, 15), (1, 1, 1)):
-        yield case(draw, draw.size(shown, low, high))
-
-
-def blocks(draw: Draw):
-    """The same length with two block lengths."""
-    for BLOCK in (4, 32):
-        yield case(draw, draw.size(13, 9, 15), BLOCK=BLOCK)
-
-
 def suspects(case: Case, out: Output):
-    """Known mistakes, as formulas."""
+    """Known mistakes, and the sums they give."""
     x, y = (tensor.values for tensor in case.inputs)
     yield "the vectors are subtracted", x - y
     yield "the vectors are multiplied", x * y
@@ -42,17 +27,30 @@ def suspects(case: Case, out: Output):
     yield "only y is stored", y
 
 
+of = functools.partial(calls, case)
+RAGGED = of({"N": Size(13, 9, 15)}, {"N": 1})
 READ_BLOCKS, READ_MASK = "Lesson 00, step 1", "Lesson 00, step 3"
-_OFFSETS = "each program's offsets are pid * BLOCK + tl.arange(0, BLOCK)"
 
 EXERCISE = Exercise(
     name="vector_add",
     missing="the kernel stores nothing yet. It needs two loads, their sum, and a store.",
     properties=(
-        Property("whole blocks", 1, READ_BLOCKS, aligned, _OFFSETS),
-        Property("ragged length", 1, READ_MASK, ragged, "the last block must reach the end of the vector"),
-        Property("block length", 1, READ_BLOCKS, blocks, "the answer depends on BLOCK, it must not"),
-        Property.stays_inside(READ_MASK, ragged, points=0),
+        Property(
+            "whole blocks",
+            1,
+            READ_BLOCKS,
+            of(N=Size(16, 16, 64, 8), packed=True),
+            "each program's offsets are pid * BLOCK + tl.arange(0, BLOCK)",
+        ),
+        Property("ragged length", 1, READ_MASK, RAGGED, "the last block must reach the end of the vector"),
+        Property(
+            "block length",
+            1,
+            READ_BLOCKS,
+            of({"BLOCK": 4}, {"BLOCK": 32}, N=Size(13, 9, 15)),
+            "the answer depends on BLOCK, it must not",
+        ),
+        Property.stays_inside(READ_MASK, RAGGED, points=0),
     ),
     suspects=suspects,
     masks={(name, "N", "after"): "mask" for name in ("x", "y", "out")},
