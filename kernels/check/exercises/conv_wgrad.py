@@ -347,7 +347,7 @@ MASKS |= {(tensor, "J", "after"): "mask_j" for tensor in ("A", "dweight", "parti
 MASKS |= {(tensor, "O", "after"): "mask_o" for tensor in ("dy", "dweight", "partials")}
 SPOKEN = {(tensor, "N"): "M" for tensor in ("x", "dy")}  # pixels are numbered m, whatever the image
 
-READ_FP32 = "Lesson 04, step 4"
+READ_FP32 = "Lesson 05, step 4"
 PIXEL, MAP, TILE = (f"Lesson 40, step {step}" for step in (1, 2, 3))
 PRODUCT, LOOP = "Lesson 41, step 1", "Lesson 41, step 2"
 PIECES, ORDER = "Lesson 42, step 1", "Lesson 42, step 2"

@@ -144,7 +144,7 @@ def triangle(case: Case) -> int:
 of = functools.partial(calls, case)
 SQUARE, FLOAT32 = {"M": 1, "N": 1, "K": 1}, {"M": 64, "N": 32, "K": 64, "dtype": torch.float32, "tolerance": None}
 UNSHARED, LARGE = {"above": None, "tolerance": None}, Size(1024, 768, 1024, 256)
-READ_LOOP, READ_MASK, READ_FP32 = (f"Lesson 04, step {step}" for step in (2, 3, 4))
+READ_LOOP, READ_MASK, READ_FP32 = (f"Lesson 05, step {step}" for step in (2, 3, 4))
 
 EXERCISE = Exercise(
     name="tiled_matmul",
