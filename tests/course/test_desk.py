@@ -331,7 +331,7 @@ def test_copies_are_found_under_other_names_and_honest_answers_are_not():
         f"{walk}        s = s + tl.sum(tl.exp2((v - m) * 1.44), 0)\n    # Second walk",
     )
     answers = {"ada": solution, "bob": copy, "cyd": own}
-    known = ASSIGNMENT.given.names | {"tl"}
+    known = ASSIGNMENT.names | {"tl"}
     found = {(p.one, p.other): p.shared for p in similarity.pairs(answers, released, known, {"published": solution})}
     assert found["ada", "bob"] > 0.95 and found["bob", "published"] > 0.95
     assert found.get(("cyd", "published"), 0) < 0.3 and found.get(("ada", "cyd"), 0) < 0.3

@@ -14,11 +14,11 @@ from kernels.lab import _fork_server, trace
 from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
 from tests.lab.test_races import RACING, N, arguments
-from tools.grading import foreign, gate, pages, reading, submission, texts
+from tools.grading import foreign, pages, submission
+from tools.grading.answers import python
 from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, NotACourse
-from tools.grading.given import Given
 from tools.grading.gradebook import Book
 from tools.grading.marks import COLUMNS, shown, table
 from tools.grading.sandboxed import traces
@@ -101,7 +101,7 @@ def answers(edit, name=NAME):
     read = submission.read(json.dumps(made).encode(), ASSIGNMENTS[name])
     cells = []
     for each, released in ASSIGNMENTS[name].released:
-        source, error = reading.python(read.answers[each]) if each in read.answers else (released, "")
+        source, error = python(read.answers[each]) if each in read.answers else (released, "")
         cells.append([each, source, sorted(ASSIGNMENTS[name].defines[each]), error])
     return read, list(Room().load(cells)["broken"].values())
 
@@ -207,37 +207,6 @@ def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():
     assert "_exit" not in read.answers["kernel"]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    (
-        ("t = torch\n    t.os.getpid()", "asked for what it has, not kept"),
-        ("[torch][0].os.getpid()", "asked for what it has, not kept"),
-        ("[t.os for t in (torch,)]", "asked for what it has, not kept"),
-        ("'{0.fn.__code__}'.format(row_softmax)", "a test writes f-strings"),
-        ("list(map(str.format, ['{0.fn}'], [row_softmax]))", "a test writes f-strings"),
-    ),
-)
-def test_a_clinics_test_has_no_way_to_python(line, why):
-    one = ASSIGNMENTS["clinic_0_foundations"]
-    source = f"def finds_a(row_softmax):\n    {line}\n    return True\n"
-    found = gate.of_clinic("test-a", source, one.answers["test-a"].source, one.given, Given())
-    assert why in found.notes[0]
-
-
-@pytest.mark.parametrize("asked", ("gl.constexpr(1) is 1", "f'{gl.constexpr(1)}' == '1'", "steps is None"))
-def test_a_kernel_of_gluon_asks_nothing_that_differs_when_it_is_compiled(asked):
-    text = (
-        "import triton as _triton, triton.language as _tl\nfrom triton.experimental import gluon as _gluon\n"
-        "import triton.experimental.gluon.language as gl\n"
-        f"@_gluon.jit()\ndef worker(steps):\n    if {asked}:\n        return\n"
-    )
-    if "None" in asked:
-        return texts.hold(text)
-    with pytest.raises(texts.NotKernels, match="comes out otherwise"):
-        texts.hold(text)
-
-
-
 def test_what_is_no_call_of_a_check_is_not_parsed():
     assert check_call("check.a(b)") == ("a", "b")
     for source in (f"check.a(b){' ' * 5000}", "check.a(b, seed=3)", "check.a(b, **{})", "lab.a(b)", "check.a()"):
@@ -297,11 +266,12 @@ def test_races_inside_a_program_come_out_of_the_sandbox(kernel):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"), [(3, 7), (4, -1), (4, N * N), (5, 3), (6, -1), (7, "3"), (9, 99), (10, -1), (slice(1), [])]
+    ("place", "value"),
+    [(0, "x"), (1, "nobody"), (2, -1), (2, N * N), (3, [0]), (3, [0, 3]), (4, ["x", 1]), (5, [1, 2]), (slice(1), [])],
 )
 def test_a_forged_race_is_no_trace(place, value):
     kernel = next(iter(RACING))
     described, arrays = traces.pack(trace(kernel, (1,), *arguments(kernel), BARRIER=False, N=N).launches)
     described[0]["races_inside"][0][place] = value
-    with pytest.raises(ValueError, match="a race's|of a race"):
+    with pytest.raises(ValueError):
         traces.unpack(described, arrays)

@@ -20,12 +20,10 @@ from tqdm import tqdm
 
 from tools.grading import files, foreign, submission
 from tools.grading.course import ABOUT, Course
-from tools.grading.judges import Judges
+from tools.grading.judges import Judges, Task
 from tools.grading.marks import graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
-from tools.grading.sandboxed.importing import importing
-from tools.grading.worker import Task
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,7 @@ class Batch:
         return self._say(tasks, interrupted)
 
     def _book(self):
-        with importing():
-            from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
+        from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
 
         return Book(self.course.gradebook)
 

@@ -8,7 +8,6 @@ to the judge.
 """
 
 import functools
-import re
 from types import SimpleNamespace
 
 import numpy
@@ -21,8 +20,6 @@ from tools.grading.results import REPORTED
 from tools.grading.sandboxed import traces, values
 
 MOST_TEXT = 2000
-MOST_ARMS = 5000
-UNTOLD = "kernels:0:0:0:1"  # an arm that no compiler has seen
 
 
 def _phrases(error) -> tuple[str, str]:
@@ -44,13 +41,6 @@ def _numbers(given) -> list[tuple[str, dict[str, int]]]:
         for kernel, table in pairs
         if isinstance(table, dict) and len(table) < 100
     ]
-
-
-def _arms(given) -> list[str]:
-    """The arms of kernels that ran, as ``_child_main.place`` writes them; what is none, or one too many, is not let go by."""
-    if not isinstance(given, list) or len(given) > MOST_ARMS:
-        return [UNTOLD]
-    return [one if isinstance(one, str) and re.fullmatch(r"\w{1,100}(:\d{1,6}){4}", one) else UNTOLD for one in given]
 
 
 def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:
@@ -101,10 +91,14 @@ class Remote(Submission):
                 texts.hold(str(launch.get("text")), self.fields)
             except texts.Unfinished as error:
                 return Recorded(error=(_plain(str(error)), "nothing defines the name"))
-            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            except texts.NotKernels as error:
                 return Recorded(on_host=(_plain(f"{launch.get('name')} is not Triton alone: {error}"), TRITON_ALONE))
         self.sources = [source for source in answer.get("sources", []) if isinstance(source, str)]
         return Recorded((answer, arrays))
+
+    def texts(self, recording) -> list[str]:
+        """As ``Submission.texts``."""
+        return [launch["text"] for launch in recording[0]["launches"]]
 
     def replay(self, case, *, traced: bool = False, poison: float | None = None, products: float = 1.0) -> Outcome:
         """As ``Submission.replay``, in the sandbox."""
@@ -124,8 +118,6 @@ class Remote(Submission):
                 self.bench.spoilt(str(error))
         except Told as told:
             return Outcome(told.explained)
-        if not answer.get("error"):
-            self.ran |= {arm: case for arm in _arms(answer.get("arms")) if arm not in self.ran}
         undefined = answer.get("undefined")
         lines = [_plain(line) for line in undefined[:100]] if isinstance(undefined, list) else []
         return Outcome(_phrases(answer["error"]) if answer.get("error") else None, None, launches, lines)
@@ -180,7 +172,7 @@ class RemotePipeline:
             raise Told(*_phrases(answer["error"]))
         try:
             texts.hold(str(answer.get("text")))
-        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        except texts.NotKernels as error:
             raise Told(_plain(f"the kernel is not Gluon alone: {error}"), GLUON_ALONE) from None
         return {"text": answer["text"], "lines": answer["lines"]}
 
@@ -233,7 +225,11 @@ class RemotePipeline:
 
 
 class RemoteTester(Tester):
-    """A clinic's test: each kernel is sent to it as text, and it says whether anything is wrong with that."""
+    """A clinic's test, which says of each kernel whether anything is wrong with it.
+
+    It is given a function that asks for the kernel to be run in another process, so it may be any Python: nothing of the
+    kernel is in its own. For each kernel a new one is begun.
+    """
 
     def __init__(self, function: str, bench: Bench, cells: list):
         super().__init__(None)
@@ -241,9 +237,16 @@ class RemoteTester(Tester):
 
     def finds(self, source: str, function: str) -> tuple[object, tuple[str, str] | None]:
         """As ``Tester.finds``, in the sandbox."""
-        request = {"op": "find", "test": self.function, "source": source, "function": function}
+        self.bench.close("tests")
+        kernel = {"op": "run", "source": source, "function": function}
         try:
-            answer, _ = self.bench.ask("tests", self.cells, request)
+            answer, arrays = self.bench.ask("tests", self.cells, {"op": "find", "test": self.function})
+            while isinstance(asked := answer.get("run"), dict):
+                try:
+                    done = self.bench.ask("kernel", [], kernel | {"call": asked}, arrays)
+                except Told as told:
+                    done = {"error": told.explained}, []
+                answer, arrays = self.bench.ask("tests", self.cells, *done)
         except Told as told:
             return None, told.explained
         if answer.get("error"):

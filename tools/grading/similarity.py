@@ -92,7 +92,7 @@ def page_of(results: list[Result], assignments: dict[str, Assignment], solutions
     parts = ["<h1>Answers that are alike</h1>", f"<p>{html.escape(__doc__.partition(chr(10) * 2)[2])}</p>"]
     for name in sorted({result.assignment for result in results}):
         assignment = assignments[name]
-        known = assignment.given.names | {"tl", "triton", "gl"}
+        known = assignment.names | {"tl", "triton", "gl"}
         answers = {r.student: _joined(r.answers) for r in results if r.assignment == name and r.answers}
         published = solutions / name / f"{name}.ipynb"
         beside = {"the published solution": _solution(published, assignment)} if published.exists() else {}

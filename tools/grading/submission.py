@@ -11,9 +11,9 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.grading import foreign, gathered
+from tools.grading import answers, foreign
+from tools.grading.answers import MOST_CHARACTERS
 from tools.grading.assignment import Assignment, check_call, is_answer
-from tools.grading.vocabulary import MOST_CHARACTERS
 
 MOST_BYTES = 20 << 20
 MOST_CELLS = 2000
@@ -167,7 +167,7 @@ class _Reader:
         asked = {call[0] for cell in self.cells if cell.graded and (call := check_call(cell.source))}
         own = {check.name for check in self.assignment.checks}
         wanted = set().union(*(self.assignment.defines.get(name, ()) for name in self.assignment.answers))
-        written = set().union(*(gathered.names(source) for source in self.found.answers.values()))
+        written = set().union(*map(answers.bound, self.found.answers.values()))
         if asked and not asked & own and not written & wanted:
             theirs, ours = (", ".join(f"check.{name}" for name in sorted(names)[:3]) for names in (asked, own))
             raise Unusable("refused", f"it is the notebook of another exercise: it asks {theirs}, and this one {ours}")
@@ -185,7 +185,7 @@ class _Reader:
         marked = [cell for cell in self.cells if cell.grade_id == name and cell.kind == released.cell_type]
         if len(marked) > 1:
             wanted = self.assignment.defines.get(name, set())
-            whole = gathered.joined([cell.source for cell in marked], wanted) if released.cell_type == "code" else None
+            whole = answers.joined([cell.source for cell in marked], wanted) if released.cell_type == "code" else None
             if whole is not None:  # a cell that was split: each part kept the metadata
                 marked[0].source = whole
                 self.found.notes.append(f"answer cell {name} was split into {len(marked)}: joined")
@@ -220,20 +220,19 @@ class _Reader:
             if wanted and cell.kind == "code" and not cell.grade_id and id(cell) not in self.taken
             and all(each in cell.source for each in wanted) and cell.source.strip() != released.source.strip()
         ]  # fmt: skip
-        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= gathered.names(cell.source)), None)
+        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= answers.bound(cell.source)), None)
 
     def _take_helpers(self):
         """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
         added = [cell for cell in self._added() if len(cell.source) <= MOST_CHARACTERS]
         if not added or sum(len(cell.source) for cell in added) > 4 * MOST_CHARACTERS:
             return
-        answers = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
-        bound = {name: gathered.names(source) for name, source in answers.items()}
-        given = set().union(*self.assignment.defines.values()) | self.assignment.given.names
-        for name, source in answers.items():
+        written = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
+        bound = {name: answers.bound(source) for name, source in written.items()}
+        for name, source in written.items():
             lacking = self.assignment.defines.get(name, set()) - bound[name]
-            known = (given - lacking).union(*(names for other, names in bound.items() if other != name))
-            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking)
+            known = (self.assignment.names - lacking).union(*(names for other, names in bound.items() if other != name))
+            text, taken = answers.helpers(source, [cell.source for cell in added], known, lacking)
             if taken:
                 self.found.answers[name] = text
                 self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of an added cell: taken along")

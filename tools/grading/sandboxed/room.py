@@ -5,6 +5,7 @@ second has seen no line of a cell, only kernels' texts that the judge has read.
 """
 
 import ast
+import contextlib
 import functools
 import linecache
 import os
@@ -15,14 +16,16 @@ import numpy
 import torch
 
 from kernels.check import explanations
+from kernels.check.clinics.faulty_kernel import launcher
 from kernels.check.clinics.worksheets import Tester
 from kernels.check.emitted import run_gradient, run_value
 from kernels.check.replay import launches_on
 from kernels.check.submission import Call, recorded, replayed, sources_of
 from kernels.lab import _child
 from kernels.lab.compile_report import prepare
+from kernels.lab.trace import trace
 
-from . import arms, recordings, traces, values
+from . import recordings, traces, values
 
 # What is in this package is no line of a learner's.
 explanations._OURS = (*explanations._OURS, os.path.dirname(os.path.abspath(__file__)) + os.sep)
@@ -52,12 +55,15 @@ class _IPython:
 
 
 class Room:
-    """One submission's namespace, or one for its kernels."""
+    """One submission's namespace, or one for its kernels. ``ask`` sends the judge a message, and waits for the answer."""
+
+    def __init__(self, ask=None):
+        self.ask = ask
 
     def load(self, cells) -> dict:
         """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
         names of its cell that are not defined, and the next one runs."""
-        broken, self._cells, self._errors = {}, cells, []
+        broken, self._errors = {}, []
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
             failed = (error, "nothing of this cell was run") if error else self._execute(f"<cell {name}>", source)
@@ -115,15 +121,13 @@ class Room:
         """The launches of a recording on other values; answers with the storages that changed and the trace."""
         recording, call, unpacked = _recording(request, arrays)
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
-        arms.taken()
         how = {name: request[name] for name in ("traced", "poison", "products")}
         outcome = replayed(recording, call, tuple(request["given"]), **how)
         after = [values.bytes_of(storage) for storage in unpacked.storages]
         changed = [i for i, (old, new) in enumerate(zip(before, after)) if not numpy.array_equal(old, new)]
         described, parts = traces.pack(outcome.launches)
         header = {"error": outcome.error, "changed": changed, "launches": described}
-        header |= {"undefined": list(outcome.undefined), "arms": arms.taken()}
-        return header, [*(after[i] for i in changed), *parts]
+        return header | {"undefined": list(outcome.undefined)}, [*(after[i] for i in changed), *parts]
 
     def kernels(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of each launch of a recording; nothing is launched."""
@@ -161,10 +165,43 @@ class Room:
         return self._errors[int(number[1])] if number else error
 
     def find(self, request: dict, arrays) -> tuple[dict, list]:
-        """What a clinic's test says of one kernel, which comes as text."""
-        self.load(self._cells)  # one that counted its kernels would guess at each anew: whoever is asked knows of none
-        answer, error = Tester(self.namespace.get(request["test"])).finds(request["source"], request["function"])
+        """What a clinic's test says of one kernel, whose launches it asks for."""
+        heard, recording = [], trace.recording
+
+        @contextlib.contextmanager
+        def hearing(**how):
+            with recording(**how) as recorded:
+                heard.append(recorded.launches)
+                yield recorded
+
+        def kernel(*args, **launch):
+            packed = values.Packed()
+            call = {"args": list(map(packed.value, args)), "kwargs": {k: packed.value(v) for k, v in launch.items()}}
+            answer, arrays = self.ask({"run": call}, packed.arrays)
+            for storage in packed.arrays if "launches" in answer else ():
+                storage[:] = arrays.pop(0)
+            launches = traces.unpack(answer.get("launches", []), arrays)
+            for each in heard:
+                each += launches
+            if answer["error"]:
+                raise RuntimeError(": ".join(answer["error"]))
+
+        trace.recording = hearing
+        answer, error = Tester(self.namespace.get(request["test"])).said(kernel)
         return {"answer": _plain(answer), "error": self._told(error)}, []
+
+    def run(self, request: dict, arrays) -> tuple[dict, list]:
+        """One call of a clinic's kernel, which comes as text: the storages that it leaves, and the trace."""
+        unpacked, error = values.Unpacked(arrays), None
+        args = [unpacked.value(each) for each in request["call"]["args"]]
+        launch = {name: unpacked.value(each) for name, each in request["call"]["kwargs"].items()}
+        with trace.recording() as recorded:
+            try:
+                launcher(request["source"], request["function"])(*args, **launch)
+            except Exception as raised:
+                error = explanations.explain(raised)
+        described, parts = traces.pack(recorded.launches)
+        return {"error": error, "launches": described}, [*map(values.bytes_of, unpacked.storages), *parts]
 
     def said(self, request: dict, arrays) -> tuple[dict, list]:
         """The diagnosis of a clinic's kernel, a dict of words and numbers."""
@@ -206,9 +243,7 @@ def _recording(request: dict, arrays):
     """``(recording, call, values)`` of a request, whose first arrays are the call's storages."""
     count = request["storages"]
     unpacked = values.Unpacked(arrays[:count])
-    call = _call(request["call"], unpacked)
-    sizes = [tensor.untyped_storage().nbytes() for tensor in call.given]
-    return recordings.unpack(request["recording"], arrays[count:], sizes), call, unpacked
+    return recordings.unpack(request["recording"], arrays[count:]), _call(request["call"], unpacked), unpacked
 
 
 def _mod(text: str, tables: dict):

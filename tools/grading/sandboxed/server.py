@@ -8,6 +8,7 @@ arrive on one, a sandboxed process's own connection comes with the order that st
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib.abc
 import importlib.machinery
 import json
@@ -18,8 +19,6 @@ import socket
 import struct
 import sys
 import types
-
-from .importing import importing
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET, _NEWUTS = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x4000000
 _BIND = 0x1000 | 0x4000  # with what is mounted in it
@@ -89,16 +88,14 @@ def prepare() -> None:
         tile = torch.ones(32, 32).to(dtype)
         (tile @ tile + torch.nn.functional.pad(tile, (1, 1))[:, 1:-1]).float().sum()
     from kernels.check import watch
-    # A clinic's test learns of a trace where a kernel reads and writes, not in which words: it may have seen its lines.
+    # A clinic's test learns of a trace where a kernel reads and writes, not in which words: it may know its lines.
     trace = sys.modules["kernels.lab.trace"]
     getline = trace.linecache.getline
     trace.linecache = types.SimpleNamespace(getline=lambda file, line: "" if file[:8] == "<kernel " else getline(file, line))
     watch.limited = (
         contextlib.nullcontext
     )  # it starts a thread, which a sandboxed process may not; the judge has a timer of its own
-    from . import arms, room, syscalls, wire  # noqa: F401  here, because a sandboxed process's /tmp hides what lies in ours
-
-    arms.note()
+    from . import room, syscalls, wire  # noqa: F401  here, because a sandboxed process's /tmp hides what lies in ours
 
 
 def prepare_pipelines() -> None:
@@ -171,7 +168,11 @@ def serve(connection: socket.socket) -> None:
     """Answer the judge's requests until it hangs up."""
     from . import room, wire
 
-    sys.modules["__main__"], here = types.ModuleType("__main__"), room.Room()
+    def ask(header, arrays):
+        wire.send(connection, header, arrays)
+        return wire.receive(connection)
+
+    sys.modules["__main__"], here = types.ModuleType("__main__"), room.Room(ask)
     while True:
         try:
             request, arrays = wire.receive(connection)
@@ -253,8 +254,8 @@ def main() -> None:
     arguments = parser.parse_args()
     become(arguments.user)
     control = socket.socket(fileno=arguments.control)
-    with importing():
-        prepare()
+    prepare()
+    gc.freeze()  # nobody looks for garbage in what was imported
     from . import syscalls
 
     nested, filtered = _can(enter), _can(syscalls.forbid)
@@ -270,9 +271,8 @@ def main() -> None:
                 os.kill(order["end"], signal.SIGKILL)
             answer = {"ended": order["end"]}
         else:
-            with importing():
-                for name in order["needs"]:
-                    missing.pop(name, bool)()
+            for name in order["needs"]:
+                missing.pop(name, bool)()
             connection = socket.socket(fileno=descriptors[0])
             answer = {"started": start(order, connection, control, nested)}
             connection.close()
