@@ -182,12 +182,22 @@ def _multiplies(report: CompileReport, instruction: str) -> bool:
     return re.search(_IN_PTX[instruction], report.ptx, re.MULTILINE) is not None
 
 
+def _rounds(report: CompileReport) -> bool:
+    """Whether a product's float32 operands are rounded to TF32. Three products of their halves, "tf32x3", lose next to nothing.
+
+    Whether one is meant to be of TF32 stands in PTX already: a report's code is disassembled when it is read.
+    """
+    if "tf32" not in report.ptx or not re.search(r"MMA\S*\.TF32", report.sass):
+        return False
+    dots = re.findall(r"inputPrecision = (\w+) : tensor<\w+xf32", report.asm.get("ttir", ""))
+    return not dots or "tf32" in dots
+
+
 def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> Finding | None:
     """Spills, TF32 and missing matrix instructions on one architecture."""
     for prepared, made in reports:
         name, report = prepared.kernel, made[arch]
-        # Whether a product is meant to be one of TF32 stands in PTX already; a report's code is disassembled when it is read.
-        if spec.exact and "tf32" in report.ptx and re.search(r"MMA\S*\.TF32", report.sass):
+        if spec.exact and _rounds(report):
             return Finding(
                 f"{name} rounds float32 operands to TF32 on sm_{arch}",
                 amount,

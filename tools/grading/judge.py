@@ -111,7 +111,7 @@ class Judge:
             raise Unusable("refused", "; ".join(submission.missing))
         cells = []
         for name, source in assignment.released:
-            source, error = python(submission.answers.get(name, source)) if name in assignment.answers else (source, "")
+            source, error = python(submission.answers[name]) if name in submission.answers else (source, "")
             cells.append([name, source, sorted(assignment.defines[name]), error])
         return cells
 

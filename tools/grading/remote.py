@@ -203,7 +203,7 @@ class RemotePipeline:
     def run(self, kernel, grid, *args):
         """What the partitions did, under one schedule."""
         _, answer, _ = self._ask(grid, args, sweep=False)
-        events = [SimpleNamespace(who=_plain(who), kind=_plain(kind)) for who, kind in answer.get("events", [])]
+        events = [SimpleNamespace(**dict(zip(("who", "kind", "what"), map(_plain, one)))) for one in answer.get("events", [])]
         everybody = [SimpleNamespace(name=_plain(name)) for name in answer.get("everybody", [])]
         return SimpleNamespace(machines=[SimpleNamespace(events=events, everybody=everybody)])
 

@@ -68,7 +68,7 @@ def _described(value):
     if isinstance(value, replay.View):
         return {"view": [value.storage, _NAMES[value.dtype], value.offset, value.shape, value.strides]}
     if isinstance(value, replay.Described):
-        return {"descriptor": _described(value.base), "block": list(value.fields["block_shape"])}
+        return {"descriptor": _described(value.base), "fields": value.fields}
     if isinstance(value, tuple):
         return {"tuple": list(map(_described, value)), "fields": list(getattr(value, "_fields", ()))}
     if value is None or isinstance(value, (bool, int, float)):
@@ -117,9 +117,7 @@ def _undescribed(value):
         fields = value["fields"]
         return collections.namedtuple("Tuple", fields)(*members) if fields else tuple(members)
     if "descriptor" in value:
-        base = _undescribed(value["descriptor"])
-        fields = {"shape": list(base.shape), "strides": list(base.strides), "block_shape": value["block"]}
-        return replay.Described(TensorDescriptor, base, fields)
+        return replay.Described(TensorDescriptor, _undescribed(value["descriptor"]), value["fields"])
     storage, dtype, offset, shape, strides = value["view"]
     return replay.View(storage, DTYPES[dtype], offset, tuple(shape), tuple(strides))
 

@@ -226,7 +226,7 @@ class Room:
                 everything = list(range(len(unpacked.storages)))
                 return {"findings": findings, "changed": everything}, list(map(values.bytes_of, unpacked.storages))
             (machine,) = gluon_model.run(kernel, request["grid"], *args).machines
-            events = [[str(event.who), str(event.kind)] for event in machine.events]
+            events = [[str(event.who), str(event.kind), str(event.what)] for event in machine.events]
             return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
         except Exception as raised:
             return {"error": explanations.explain(raised)}, []
