@@ -183,7 +183,7 @@ def _multiplies(report: CompileReport, instruction: str) -> bool:
 
 
 def _rounds(report: CompileReport) -> bool:
-    """Whether a product's float32 operands are rounded to TF32. Three products of their halves, "tf32x3", lose next to nothing.
+    """Whether a product's float32 operands are rounded to TF32; as three products of their halves, "tf32x3", they are not.
 
     Whether one is meant to be of TF32 stands in PTX already: a report's code is disassembled when it is read.
     """
