@@ -14,31 +14,17 @@ from kernels.lab import _fork_server, trace
 from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
 from tests.lab.test_races import RACING, N, arguments
-from tools.grading import foreign, pages, submission
+from tools.grading import foreign, submission
 from tools.grading.answers import python
 from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, NotACourse
 from tools.grading.gradebook import Book
-from tools.grading.marks import COLUMNS, shown, table
+from tools.grading.marks import table
 from tools.grading.sandboxed import traces
 from tools.grading.sandboxed.room import Room
 
 ASSIGNMENTS = read_all(ROOT / "exercises")
-
-
-@pytest.mark.parametrize(
-    "formula",
-    (
-        r"\text{<meta/http-equiv=refresh/content=0;url=//x.org>}",
-        r"\text{<b>x</b>}",
-        r"\text{<!-- }",
-        r"\text{<svg onload=x}",
-    ),
-)
-def test_a_formula_is_no_page(formula):
-    made = pages.markdown(f"${formula}$", trusted=False)
-    assert "&lt;" in made and "<code>" in made and not any(tag in made for tag in ("<meta", "<b>", "<!--", "<svg"))
 
 
 @pytest.mark.parametrize(
@@ -51,36 +37,18 @@ def test_a_formula_is_no_page(formula):
         r"\\(\href{javascript:alert(1)}{x}\\) and $\href{javascript:alert(1)}{x}$ and $$\style{x}{y}$$",
         "```mermaid\ngraph TD; A-->B\n\nclick A\n```",
         "</div>\n\n<script>alert(1)</script>\n\n[x](javascript:alert(1))",
-        "[x](javascript:alert(1))" * 1000,
+        "</pre>\n\n<b>x</b>",
     ),
 )
 def test_an_answer_in_words_is_shown_and_not_obeyed(text):
-    made = markdown2html_mistune(shown(text))
-    assert made.strip() == shown(text) and made.count("</div>") == 1
+    made = markdown2html_mistune(foreign.shown(text))
+    assert made.strip() == foreign.shown(text) and made.count("</pre>") == 1
     assert not re.search(r"<script|<img|jp-Mermaid|href=", made)
 
 
-def test_an_answer_in_words_keeps_its_form():
-    made = markdown2html_mistune(shown("One **line**, $a < b$.\n\n* [a link](https://example.org)\n\n```\nx = 1\n\ny\n```"))
-    assert all(part in made for part in ("<strong>line</strong>", "<mo>&#x0003C;<", '<a href="https://example.org"', "<li>"))
-    assert "x = 1&#10;&#10;y" in made
-
-
-def test_mathematics_is_still_set():
-    for formula in (
-        r"\frac{a}{b} < \sum_{i=1}^n x_i",
-        r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}",
-        r"\text{if } x > 0",
-    ):
-        assert "<math" in pages.markdown(f"${formula}$", trusted=False)
-
-
 def test_a_table_holds_no_formula_of_a_spreadsheet():
-    rows = [
-        dict.fromkeys(COLUMNS, "") | {"student_id": text, "score": -1.5}
-        for text in ("=1+1", "@x", "-x", "+x", "ada", "\uff1d1")
-    ]
-    read = list(csv.DictReader(io.StringIO(table(rows))))
+    rows = [[text, -1.5] for text in ("=1+1", "@x", "-x", "+x", "ada", "\uff1d1")]
+    read = list(csv.DictReader(io.StringIO(table(["student_id", "score"], rows))))
     assert [row["student_id"] for row in read] == ["'=1+1", "'@x", "'-x", "'+x", "ada", "'\uff1d1"]
     assert {row["score"] for row in read} == {"-1.5"}
 
@@ -233,6 +201,22 @@ def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch):
     with pytest.raises(Timer):
         server.send("compile", "", {})
     assert ended == [True]
+
+
+def test_a_launcher_of_ones_own_counts_where_the_given_one_stood():
+    """It was 0 of 15 in class, and 15 at home: a kernel whose arguments come in another order, and their launcher."""
+
+    def edit(made):
+        for name in ("kernel", "launcher"):
+            one = cell(made, name)
+            one.source = one.source.replace("x_ptr, out_ptr, entropy_ptr, N", "N, x_ptr, out_ptr, entropy_ptr")
+            one.source = one.source.replace("(x, out, entropy, N, *x", "(N, x, out, entropy, *x")
+
+    read, said = answers(edit)
+    assert said == [] and "(N, x, out, entropy" in read.answers["launcher"]
+    assert read.notes == ["cell launcher was changed: its functions count as they are there"]
+    read, said = answers(lambda made: cell(made, "launcher").update(source="row_softmax("))
+    assert said == [] and read.notes == ["cell launcher was changed: the released one counts"]
 
 
 def test_cells_whose_ids_an_older_program_dropped_are_no_helpers():

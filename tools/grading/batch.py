@@ -21,7 +21,7 @@ from tqdm import tqdm
 from tools.grading import files, foreign, submission
 from tools.grading.course import ABOUT, Course
 from tools.grading.judges import Judges, Task
-from tools.grading.marks import graded_copy, marks, table
+from tools.grading.marks import COLUMNS, graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
 
@@ -212,7 +212,8 @@ class Batch:
                 files.write(folder / "timestamp.txt", result.submitted)
 
     def _marks(self, book, tasks: list[Task]) -> None:
-        files.write(self.course.build / "marks.csv", table(marks(book, self._gone(tasks) | self.results, self.assignments)))
+        rows = marks(book, self._gone(tasks) | self.results, self.assignments)
+        files.write(self.course.build / "marks.csv", table(COLUMNS, (map(row.get, COLUMNS) for row in rows)))
 
     def _gone(self, tasks: list[Task]) -> dict[tuple[str, str], Result]:
         """Results whose submissions are no longer there: the gradebook has them, so the table does, and says it."""
