@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
@@ -41,16 +42,19 @@ class How:
 
 def code_digest() -> str:
     """What tells two versions of the judge and its checks apart."""
-    folders = (
-        ROOT / "kernels" / "check",
-        ROOT / "kernels" / "lab",
-        ROOT / "kernels" / "gluon_model",
-        Path(__file__).parent,
-    )
-    total = hashlib.sha256()
+    folders = *(ROOT / "kernels" / name for name in ("check", "lab", "gluon_model")), Path(__file__).parent
+    total = hashlib.sha256(f"torch {version('torch')}, triton {version('triton')}".encode())
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
+
+
+def stored(path: Path) -> Result | None:
+    """What an earlier run wrote, if it is whole."""
+    try:
+        return Result.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 class Batch:
@@ -67,9 +71,8 @@ class Batch:
         """Grade what has no result yet, write marks, say what came of it; returns the exit status."""
         tasks = self._tasks()
         if not tasks:
-            print(
-                "Nothing to grade: put submissions into submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb.", file=sys.stderr
-            )
+            where = "submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb"
+            print(f"Nothing to grade: put submissions into {where}.", file=sys.stderr)
             return 1
         open_tasks = [task for task in tasks if not self._known(task)]
         interrupted = False
@@ -103,29 +106,24 @@ class Batch:
         tasks = []
         folder = self.course.submitted
         for student in sorted(os.scandir(folder), key=lambda one: one.name) if folder.is_dir() else ():
+            name = foreign.plain(student.name, 200)
             if student.name.startswith("."):
                 continue
-            if not student.is_dir() and not (student.is_symlink() and os.path.isdir(student.path)):
-                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student's folder")
-                continue
-            if foreign.plain(student.name, 200) != student.name or len(student.name.encode()) > 200:
-                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student can be called so")
+            if not os.path.isdir(student.path) or name != student.name or len(name.encode()) > 200:
+                self.strangers.append(f"{name}: no student's folder")
                 continue
             try:
-                places = sorted(os.scandir(student.path), key=lambda one: one.name)
+                places = sorted(os.listdir(student.path))
             except OSError as error:
-                self.strangers.append(f"{student.name}: cannot be read: {os.strerror(error.errno)}")
+                self.strangers.append(f"{name}: cannot be read: {os.strerror(error.errno)}")
                 continue
             if student.is_symlink():  # what it holds of a student's is refused, by name; the rest is of some other place
-                places = [place for place in places if place.name in self.assignments]
-                if not places:
-                    self.strangers.append(f"{student.name}: a symbolic link, no student's folder")
-            for place in places:
-                if place.name in self.assignments:
-                    tasks.append(self._task(student.name, place.name))
-                elif not place.name.startswith("."):
-                    place = foreign.plain(place.name, 200)
-                    self.strangers.append(f"{student.name}/{place}: no assignment of this name was released")
+                places = [place for place in places if place in self.assignments]
+                self.strangers += [f"{name}: a symbolic link, no student's folder"] * (not places)
+            tasks += [self._task(name, place) for place in places if place in self.assignments]
+            others = (place for place in places if place not in self.assignments and not place.startswith("."))
+            said = "no assignment of this name was released"
+            self.strangers += [f"{name}/{foreign.plain(place, 200)}: {said}" for place in others]
         return tasks
 
     def _task(self, student: str, name: str) -> Task:
@@ -147,13 +145,8 @@ class Batch:
 
     def _known(self, task: Task) -> bool:
         """Whether this very submission has a result already."""
-        if self.how.again:
-            return False
-        try:
-            result = Result.from_json(json.loads(self._place(task.student, task.assignment).read_text()))
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
-        if result.key != task.key:
+        result = stored(self._place(task.student, task.assignment))
+        if self.how.again or result is None or result.key != task.key:
             return False
         result.submitted = task.submitted
         self.results[task.student, task.assignment] = self._dated(result)
@@ -220,12 +213,9 @@ class Batch:
         found, there = {}, {(task.student, task.assignment) for task in tasks}
         for path in sorted(self.course.results.glob("*/*.json")):
             key = path.stem, path.parent.name
-            if key not in there and key[1] in self.assignments:
-                try:
-                    found[key] = Result.from_json(json.loads(path.read_text()))
-                except (OSError, ValueError, TypeError, KeyError):
-                    continue
-                found[key].notes.append("the folder of this submission is gone: the mark is the one it had")
+            if key not in there and key[1] in self.assignments and (result := stored(path)):
+                result.notes.append("the folder of this submission is gone: the mark is the one it had")
+                found[key] = result
         return found
 
     def _say(self, tasks, interrupted) -> int:
@@ -239,10 +229,8 @@ class Batch:
         counts = collections.Counter(result.status for result in results)
         said = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         if interrupted or len(results) < len(tasks):
-            print(
-                f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); "
-                "`make grade` goes on"
-            )
+            done = f"{len(results)} of {len(tasks)} submissions have a result ({said or 'none'})"
+            print(f"interrupted: {done}; `make grade` goes on")
             return 130
         print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
         return 0 if set(counts) <= {"graded", "late"} else 1

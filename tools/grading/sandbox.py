@@ -130,7 +130,7 @@ def _sealed(environment: dict[str, str]) -> list[str]:
 def compiler() -> tuple[list[str], dict[str, str], str]:
     """A ``Place`` for the process that compiles submissions' kernels: a sandbox, with nobody's work but the job's in it.
 
-    The gate lets no text through that asks the compiler for more than a kernel. Were there one, it would find what a
+    `texts` lets none through that asks the compiler for more than a kernel. Were there one, it would find what a
     sandboxed process finds, without the user's keys, and its answer is read as text.
     """
     environment = _environment() | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}

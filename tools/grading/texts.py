@@ -189,6 +189,8 @@ class _Module:
 
     def wrong(self, node, own: set[str], inner: set[str]) -> str:
         """Why a node is no part of a kernel; ``own``: names that it binds, ``inner``: that its comprehensions do."""
+        if isinstance(node, ast.Import | ast.alias) and ast.unparse(node).removeprefix("import ") == "math":
+            return ""
         if not isinstance(node, _NODES):
             return "is not part of what a kernel may say"
         if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):

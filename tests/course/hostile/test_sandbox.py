@@ -1,4 +1,4 @@
-"""The sandbox by itself: code that no gate has seen does its worst, and neither the judge nor the next one notices."""
+"""The sandbox by itself: code does its worst, and neither the judge nor the next one notices."""
 
 import os
 import socket
@@ -65,7 +65,7 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
 
 @pytest.fixture(scope="module")
 def compiler():
-    """What the compiler says of a module's text that no gate has seen, in the sandbox that a judge gives it."""
+    """What the compiler says of any text, in the sandbox that a judge gives it."""
     os.environ["NBGRADER_DATABASE_URL"] = "postgresql://grader:secret@host/course"
     try:
         place = _fork_server.Place(*sandbox.compiler())
