@@ -220,14 +220,16 @@ class Room:
                 most = request["most_steps"]
                 found = gluon_model.check_all_schedules(kernel, request["grid"], *args, most_steps=most)
                 findings = [
-                    [one.kind, str(one.barrier or ""), str(one.partition), one.message, one.place.line, one.place.text]
+                    {"kind": one.kind, "barrier": str(one.barrier or ""), "partition": str(one.partition)}
+                    | {"message": one.message, "place": {"line": one.place.line, "text": one.place.text}}
                     for one in found.findings
                 ]
                 everything = list(range(len(unpacked.storages)))
                 return {"findings": findings, "changed": everything}, list(map(values.bytes_of, unpacked.storages))
             (machine,) = gluon_model.run(kernel, request["grid"], *args).machines
-            events = [[str(event.who), str(event.kind), str(event.what)] for event in machine.events]
-            return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
+            events = [{"who": str(one.who), "kind": str(one.kind), "what": str(one.what)} for one in machine.events]
+            everybody = [{"name": str(partition.name)} for partition in machine.everybody]
+            return {"machine": {"events": events, "everybody": everybody}}, []
         except Exception as raised:
             return {"error": explanations.explain(raised)}, []
 
