@@ -1,6 +1,7 @@
 """What a kernel's text shows: conditions that Python reads otherwise than meant, strides and indices that changed places."""
 
 import ast
+import contextlib
 import functools
 import re
 import textwrap
@@ -273,7 +274,7 @@ def _adds_an_axis(node: ast.Subscript) -> bool:
 @functools.cache
 def is_pythonic(text: str) -> bool:
     """Whether a text of kernels holds what is Python's alone, or nearly: its compiler takes a few of these."""
-    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+    for node in _nodes(text):
         name = getattr(node, "id", getattr(node, "attr", ""))
         if name in _PYTHONS or isinstance(node, ast.ListComp | ast.GeneratorExp | ast.Lambda | ast.Raise):
             return True
@@ -283,12 +284,18 @@ def is_pythonic(text: str) -> bool:
 _PYTHONS = ("append", "zip", "enumerate", "reversed")
 
 
+def _nodes(text: str):
+    """The nodes of a text's syntax tree; none where Python cannot read it by itself."""
+    with contextlib.suppress(SyntaxError):
+        yield from ast.walk(ast.parse(textwrap.dedent(text)))
+
+
 def otherwise_compiled(text: str) -> str:
     """A comparison in a text of kernels that is another one when it is compiled, if there is one.
 
     ``is`` asks for an object, and a number is another one there; so is the text of a number.
     """
-    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+    for node in _nodes(text):
         if isinstance(node, ast.Compare):
             none = all(isinstance(side, ast.Constant) and side.value is None for side in node.comparators)
             if any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops) and not none:

@@ -147,7 +147,3 @@ def test_a_machine_whose_calls_nobody_has_numbered_grades_nothing(monkeypatch):
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(syscalls.platform, "machine", lambda: "riscv64")
     assert "numbers of riscv64's system calls" in sandbox.why_not() and not syscalls.forbid()
-    monkeypatch.undo()
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(sandbox.Path, "read_text", lambda path: "kill_process allow log")
-    assert "CONFIG_SECCOMP_FILTER" in sandbox.why_not()

@@ -122,10 +122,7 @@ class Book:
         return {
             "raw_score": submission.score,
             "late_submission_penalty": submission.late_submission_penalty or 0.0,
-            "timestamp": submission.timestamp,
             "by_hand": bool(grades) and all(grade.manual_score is not None for grade in grades),
-            "waiting": any(grade.needs_manual_grade for grade in grades),
-            "cells": {grade.name: grade.score for grade in grades},
             "comments": {
                 c.name: c.manual_comment for nb in submission.notebooks for c in nb.comments if c.manual_comment
             },

@@ -50,19 +50,10 @@ def why_not() -> str:
     """Why bubblewrap cannot be used here; empty if it can."""
     if not shutil.which("bwrap"):
         return "bubblewrap is not installed (apt install bubblewrap)"
-    if why := syscalls.why_not() or _without_filters():
+    if why := syscalls.why_not():
         return f"a sandboxed process cannot be kept from memory beyond its limits: {why}"
     tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
-
-
-def _without_filters() -> str:
-    """Why the system would not take a filter of system calls, as far as it says so."""
-    try:
-        known = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
-    except OSError:
-        known = []
-    return "" if "errno" in known else "this Linux has no filter of system calls (CONFIG_SECCOMP_FILTER)"
 
 
 def _places() -> list[str]:
