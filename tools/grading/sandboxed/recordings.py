@@ -17,10 +17,12 @@ from kernels.check import replay
 from kernels.lab import _child
 from kernels.lab._triton_private import python_function
 
-from .values import DTYPES
-
 MOST_LAUNCHES = 1000
 MOST_MADE = 1 << 28  # bytes of the tensors that a launcher makes
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -31,7 +33,7 @@ def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray
     """
     launches, arrays, texts = [], [], {}
     for launch in recording.launches:
-        tensors = {name: _described(value) for name, value in launch.arguments.items() if replay.views(value)}
+        tensors = {name: as_data(value) for name, value in launch.arguments.items() if replay.views(value)}
         values = {name: value for name, value in launch.arguments.items() if name not in tensors}
         text, lines = _child.export(launch.kernel, values)
         texts.update((source, None) for source in sources(launch.kernel))
@@ -64,13 +66,14 @@ def _packed(fills: dict[int, replay.Fill], arrays: list) -> list:
     return described
 
 
-def _described(value):
+def as_data(value):
+    """A value with views of tensors in it, as JSON."""
     if isinstance(value, replay.View):
         return {"view": [value.storage, _NAMES[value.dtype], value.offset, value.shape, value.strides]}
     if isinstance(value, replay.Described):
-        return {"descriptor": _described(value.base), "fields": value.fields}
+        return {"descriptor": as_data(value.base), "fields": value.fields}
     if isinstance(value, tuple):
-        return {"tuple": list(map(_described, value)), "fields": list(getattr(value, "_fields", ()))}
+        return {"tuple": list(map(as_data, value)), "fields": list(getattr(value, "_fields", ()))}
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ValueError(f"a {type(value).__name__} beside a tensor in one argument cannot be carried into another process")
@@ -85,7 +88,7 @@ def unpack(described: dict, arrays: list[numpy.ndarray]) -> replay.Recording:
     for number, item in enumerate(described["launches"]):
         kernel, values = defined(item["text"], item["lines"])
         arguments = {name: values.get(name) for name in item["order"]}
-        arguments |= {name: _undescribed(value) for name, value in item["tensors"].items()}
+        arguments |= {name: from_data(value) for name, value in item["tensors"].items()}
         line, text = item["line"]
         linecache.cache[f"<launch {number}>"] = (0, None, ["\n"] * (line - 1) + [str(text)], f"<launch {number}>")
         launch = replay.Launch(kernel, tuple(item["grid"]), arguments, item["options"], (f"<launch {number}>", line))
@@ -109,15 +112,16 @@ def _next(arrays) -> torch.Tensor:
     return torch.from_numpy(next(arrays).copy())
 
 
-def _undescribed(value):
+def from_data(value):
+    """The value again."""
     if not isinstance(value, dict):
         return value
     if "tuple" in value:
-        members = [_undescribed(member) for member in value["tuple"]]
+        members = [from_data(member) for member in value["tuple"]]
         fields = value["fields"]
         return collections.namedtuple("Tuple", fields)(*members) if fields else tuple(members)
     if "descriptor" in value:
-        return replay.Described(TensorDescriptor, _undescribed(value["descriptor"]), value["fields"])
+        return replay.Described(TensorDescriptor, from_data(value["descriptor"]), value["fields"])
     storage, dtype, offset, shape, strides = value["view"]
     return replay.View(storage, DTYPES[dtype], offset, tuple(shape), tuple(strides))
 
