@@ -127,13 +127,11 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name)
-    if one.name.startswith(CLINICS):
-        if one.name.startswith("finds_"):
-            return exercise, clinics.check_finds(
-                exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
-            )
+    exercise, how = exercise_of(one.name), {"seed": seed, "grading": True}
+    if one.name.startswith(CLINICS[0]):
         return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
+    if one.name.startswith(CLINICS[1]):
+        return exercise, clinics.check_finds(exercise, RemoteTester(one.function, bench, cells), **how)
     if one.name in PIPELINES:
         try:
             import kernels.gluon_model  # noqa: F401
@@ -141,14 +139,10 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             raise Unusable("refused", f"this machine cannot check it: {error}") from None
         from kernels.check import pipelines  # here, as 13 of 14 exercises need neither
 
-        return exercise, pipelines.check(
-            exercise,
-            RemotePipeline(one.function, one.name.removeprefix("mended_").upper(), bench, cells),
-            seed=seed,
-            grading=True,
-        )
+        pipeline = RemotePipeline(one.function, one.name.removeprefix("mended_").upper(), bench, cells)
+        return exercise, pipelines.check(exercise, pipeline, **how)
     remote = Remote(one.function, bench, cells, exercise.given, assignment.fields, EMITTERS.get(one.name, ""))
-    return exercise, hold(exercise, remote, seed=seed, grading=True)
+    return exercise, hold(exercise, remote, **how)
 
 
 def exercise_of(name: str):

@@ -31,22 +31,6 @@ from . import recordings, traces, values
 explanations._OURS = (*explanations._OURS, os.path.dirname(os.path.abspath(__file__)) + os.sep)
 
 
-class NotDefined(Exception):
-    """A cell did not run, and defines nothing; the number says which."""
-
-
-class _Missing:
-    """Stands for what a cell would have defined, had it run: whoever uses it gets the cell's own error."""
-
-    def __init__(self, number: int):
-        self._number = number
-
-    def __call__(self, *args, **kwargs):
-        raise NotDefined(f"#{self._number}#")
-
-    __getitem__ = __call__
-
-
 class _IPython:
     """What a cell's commands are given: they do nothing."""
 
@@ -63,15 +47,14 @@ class Room:
     def load(self, cells) -> dict:
         """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
         names of its cell that are not defined, and the next one runs."""
-        broken, self._errors = {}, []
+        broken, self._errors = {}, {}
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
             failed = (error, "nothing of this cell was run") if error else self._execute(f"<cell {name}>", source)
             missing = [each for each in defines if self.namespace.get(each) is None]
             if failed and missing:
                 broken[name] = failed
-                self._errors.append(failed)
-                self.namespace.update({each: _Missing(len(self._errors) - 1) for each in missing})
+                self._errors |= dict.fromkeys(missing, failed)
         return {"broken": broken}
 
     def _execute(self, filename: str, source: str):
@@ -98,6 +81,8 @@ class Room:
         """What two calls of a launcher launch; or the error that ended one, or what it computed itself, in words."""
         unpacked = values.Unpacked(arrays)
         calls = [_call(one, unpacked) for one in request["calls"]]
+        if lacking := self._errors.get(request["function"]):
+            return {"error": lacking}, []
         function, outputs = self._launcher(request), {int(place): name for place, name in request["outputs"].items()}
         found = recorded(function, calls, outputs, tuple(request["given"]))
         if found.recording is None:
@@ -111,7 +96,7 @@ class Room:
     def _launcher(self, request):
         """The function that is called: the submission's own, or, around what it emits, the check's."""
         function = self.namespace.get(request["function"])
-        if "emits" not in request or isinstance(function, _Missing):
+        if "emits" not in request:
             return function
         mod = types.SimpleNamespace(names=request["tables"], function=functools.partial(_mod, request["mod"]))
         around = (run_value if request["emits"] == "value" else run_gradient)(function)
@@ -141,13 +126,10 @@ class Room:
     def export(self, request: dict, arrays) -> tuple[dict, list]:
         """A kernel as a module's text."""
         try:
-            kernel = self.namespace.get(request["function"])
-            if isinstance(kernel, _Missing):
-                kernel()
-            text, lines = _child.export(kernel, {})
+            text, lines = _child.export(self.namespace.get(request["function"]), {})
             return {"text": text, "lines": lines}, []
         except Exception as raised:
-            return {"error": self._told(explanations.explain(raised))}, []
+            return {"error": self._errors.get(request["function"]) or self._told(explanations.explain(raised))}, []
 
     def prepare(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of a kernel that runs on the model of Gluon."""
@@ -161,8 +143,9 @@ class Room:
             return {"error": explanations.explain(raised)}, []
 
     def _told(self, error):
-        number = re.search(r"NotDefined: #(\d+)#", error[0]) if error else None
-        return self._errors[int(number[1])] if number else error
+        """An error, or, where it is a name that nothing defines, that of the cell which should have defined it."""
+        name = re.search(r"NameError: name '(\w+)'", error[0]) if error else None
+        return self._errors.get(name[1], error) if name else error
 
     def find(self, request: dict, arrays) -> tuple[dict, list]:
         """What a clinic's test says of one kernel, whose launches it asks for."""
@@ -186,6 +169,8 @@ class Room:
             if answer["error"]:
                 raise RuntimeError(": ".join(answer["error"]))
 
+        if lacking := self._errors.get(request["test"]):
+            return {"answer": None, "error": lacking}, []
         trace.recording = hearing
         answer, error = Tester(self.namespace.get(request["test"])).said(kernel)
         return {"answer": _plain(answer), "error": self._told(error)}, []
@@ -206,7 +191,7 @@ class Room:
     def said(self, request: dict, arrays) -> tuple[dict, list]:
         """The diagnosis of a clinic's kernel, a dict of words and numbers."""
         value = self.namespace.get(request["name"])
-        return {"answer": None if isinstance(value, _Missing) else _plain(value)}, []
+        return {"answer": _plain(value)}, []
 
     def model(self, request: dict, arrays) -> tuple[dict, list]:
         """One launch on the model of Gluon, under one schedule or under all."""
