@@ -63,9 +63,8 @@ def prepare() -> None:
     trace = sys.modules["kernels.lab.trace"]
     getline = trace.linecache.getline
     trace.linecache = types.SimpleNamespace(getline=lambda file, line: "" if file[:8] == "<kernel " else getline(file, line))
-    watch.limited = (
-        contextlib.nullcontext
-    )  # it starts a thread, which a sandboxed process may not; the judge has a timer of its own
+    # It starts a thread, which a sandboxed process may not; the judge has a timer of its own.
+    watch.limited = contextlib.nullcontext
     from . import room, syscalls, wire  # noqa: F401  here, because a sandboxed process's /tmp hides what lies in ours
 
 
