@@ -5,6 +5,7 @@ import datetime
 import io
 import json
 import re
+import shutil
 import zipfile
 from html.parser import HTMLParser
 
@@ -260,14 +261,16 @@ def test_who_came_late_and_who_is_missing(tmp_path):
     place.mkdir(parents=True)
     (place / f"{NAME}.ipynb").write_text("{}")
     (place / "timestamp.txt").write_text("2026-11-02 18:00:00 UTC")
+    shutil.copytree(place, tmp_path / "submitted" / "bob" / NAME, ignore=shutil.ignore_patterns("*.txt"))
     batch = Batch(Course.at(tmp_path), How(quiet=True))
-    (task,) = batch._tasks()
-    kept = batch._place("ada", NAME)
-    kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps(result(key=task.key).to_json()))
+    for task in batch._tasks():
+        kept = batch._place(task.student, NAME)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(result(task.student, key=task.key).to_json()))
     assert batch.run() == 0
     with open(tmp_path / "build" / "marks.csv", newline="") as file:
-        ada, zoe = csv.DictReader(file)
+        ada, bob, zoe = csv.DictReader(file)
+    assert (bob["status"], "nobody noted when" in bob["notes"], "nobody" in ada["notes"]) == ("graded", True, False)
     assert (ada["status"], ada["raw_score"], ada["late_submission_penalty"], ada["score"]) == (
         "late",
         "7.0",

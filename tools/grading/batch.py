@@ -138,7 +138,8 @@ class Batch:
         except OSError as error:
             content = f"unreadable: {error}"
         key = hashlib.sha256("\n".join((content, assignment.digest, self.code)).encode()).hexdigest()
-        return Task(student, name, folder, release, key, _handed_in(folder))
+        when = submission.handed_in(folder)
+        return Task(student, name, folder, release, key, when.isoformat() if when else "")
 
     def _place(self, student: str, name: str) -> Path:
         return self.course.results / name / f"{student}.json"
@@ -156,6 +157,9 @@ class Batch:
         """Say whether it came late."""
         if result.status in ("graded", "late"):
             result.status = "late" if self._lateness(result) > datetime.timedelta(0) else "graded"
+            note = "nobody noted when it was handed in: it counts as in time"
+            if result.assignment in self.course.deadlines and not result.submitted and note not in result.notes:
+                result.notes.append(note)
         return result
 
     def _lateness(self, result: Result) -> datetime.timedelta:
@@ -234,16 +238,3 @@ class Batch:
             return 130
         print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
         return 0 if set(counts) <= {"graded", "late"} else 1
-
-
-def _handed_in(folder: Path) -> str:
-    """When a submission was handed in, as nbgrader's collectors note it beside the notebook; empty where they did not."""
-    place = folder / "timestamp.txt"
-    try:
-        if place.is_symlink() or place.stat().st_size > 200:
-            return ""
-        from nbgrader.utils import parse_utc  # only where a collector was: it takes its time
-
-        return parse_utc(submission.load(place).decode().strip()).replace(tzinfo=datetime.UTC).isoformat()
-    except (OSError, ValueError, OverflowError, AttributeError, submission.Unusable):
-        return ""
