@@ -33,8 +33,8 @@ _MAKERS = {"float", "tuple", "list", "set", "frozenset", "_tl.constexpr", "_tl.d
 _KEYWORD = r"(debug|noinline)=\w+|do_not_specialize\w*=[\[(][\w', ]*[\])]"
 _JIT = re.compile(rf"(_triton|_gluon)\.jit\(({_KEYWORD}|, )*\)|_triton\.constexpr_function")
 
-#: Python's own functions that a kernel may call. No compiler takes the second line: its verdict says so.
-_CALLED = frozenset("range min max abs int float bool len print " "enumerate zip reversed sum".split())
+#: Python's own functions that a kernel may call. No compiler takes the last four: its verdict says so.
+_CALLED = frozenset("range min max abs int float bool len print enumerate zip reversed sum".split())
 _CALLED |= {name for name in dir(builtins) if name.endswith("Error") or name == "Exception"}
 #: Names of Python's own that a kernel may give to its values, because they do no harm where they mean Python's.
 _HARMLESS = frozenset("id input filter hash slice map next all any pow round divmod bin hex oct format chr ord".split())
