@@ -140,28 +140,28 @@ def of_tree() -> float:
 
 def in_turn(names: list[str], copies: int) -> list[dict]:
     """Each exercise's submissions, graded one after the other by one judge that has begun."""
-    from tools.grading import worker
+    from tools.grading import judges
 
     with tempfile.TemporaryDirectory() as folder:
         course = new_course(Path(folder))
         os.environ.pop("TRITON_CACHE_DIR", None)
-        worker.begin(False, 30.0, 600.0)
+        judges.begin(False, 30.0, 600.0)
         rows = []
         for name in names:
             release = course / "exercises" / name / f"{name}.ipynb"
             tasks = [
-                worker.Task(f"student-{number}", name, hand_in(course, name, number), release)
+                judges.Task(f"student-{number}", name, hand_in(course, name, number), release)
                 for number in range(copies + 1)
             ]
-            results = [worker.judged(tasks[0])]  # the first imports what the others find
+            results = [judges.judged(tasks[0])]  # the first imports what the others find
             begun, before = time.monotonic(), of_tree()
-            results += [worker.judged(task) for task in harness.progress(tasks[1:], desc=name)]
+            results += [judges.judged(task) for task in harness.progress(tasks[1:], desc=name)]
             clock, cores = time.monotonic() - begun, of_tree() - before
             for result in results:
                 if result.status != "graded" or result.points != sum(one.most for one in result.checks):
                     raise RuntimeError(f"{name}: {result.status}, {result.points} points; {result.reason}")
             rows.append({"assignment": name, "cores_s": round(cores / copies, 2), "clock_s": round(clock / copies, 2)})
-        worker._judge.close()
+        judges._judge.close()
         return rows
 
 

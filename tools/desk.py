@@ -24,9 +24,9 @@ def feedback(course: Course) -> str:
 
 
 def export(course: Course) -> str:
-    from tools.grading import exports
+    from tools.grading import marks
 
-    return "\n".join(str(path.relative_to(course.root)) for path in exports.write_all(course))
+    return "\n".join(str(path.relative_to(course.root)) for path in marks.write_all(course))
 
 
 def plots(course: Course) -> str:

@@ -15,6 +15,7 @@ from kernels.check.cases import Case, Failed
 from kernels.check.experiments import Finding, amount_wrong, where_wrong
 from kernels.check.submission import Submission
 from kernels.check.tensors import Draw
+from kernels.check.wording import otherwise_compiled
 from kernels.lab.compile_report import CompileError, CompileReport, Prepared, compile_prepared
 
 ARCHES = (80, 90)  # Ampere and Hopper
@@ -72,7 +73,6 @@ def judge_compiled(spec: Compiles, submission: Submission, case: Case) -> Findin
         if isinstance(made, str):
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
-        submission.compiled.update(*(report.visited for report in made.values()))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
     looks = (_look(spec, amount, reports, arch, half) for arch in arches)
     try:
@@ -83,24 +83,20 @@ def judge_compiled(spec: Compiles, submission: Submission, case: Case) -> Findin
     return finding or _answers(submission, case, amount, own, products)
 
 
-def never_compiled(spec: Compiles, submission: Submission) -> Finding | None:
-    """What gave an answer in the interpreter and is no part of the compiled kernels, nor of those of the call that ran it."""
-    if not submission.compiled:
-        return None
-    for arm, case in list(submission.ran.items()):
-        if arm in submission.compiled:
-            continue
-        function, line = arm.split(":")[:2]
-        amount = f"in a call with {', '.join(f'{t.name} {list(t.shape)}' for t in case.tensors)}"
+def otherwise_interpreted(spec: Compiles, submission: Submission) -> Finding | None:
+    """What the interpreter may run of a kernel that the compiler never sees, in whichever call launches it.
+
+    A condition may come out otherwise when it is compiled; and what is Python's alone may stand in an arm that the calls
+    above leave out: then all that launch it are compiled.
+    """
+    for text in submission.written:
+        if found := otherwise_compiled(text):
+            return Finding(f"`{found}` comes out otherwise when it is compiled", "in a kernel", "== compares numbers")
+    for case in submission.pythonic:
         for prepared in submission.kernels(case).prepared:
-            made = compiled(prepared, spec.arches[-1:])
-            if isinstance(made, str):
-                return refusal(prepared.kernel, made, amount)
-            submission.compiled.update(*(report.visited for report in made.values()))
-        if arm not in submission.compiled:
-            what = f"passes over the `if` in line {line}" if arm.endswith(":0:0") else f"sees line {line}"
-            where = f"the compiler never {what} of {function}, and it is run where kernels are interpreted"
-            return Finding(where, amount, "what is compiled must be what gives the answers: ask nothing that differs there")
+            if isinstance(made := compiled(prepared, spec.arches[-1:]), str):
+                shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in case.tensors)
+                return refusal(prepared.kernel, made, f"in a call with {shapes}")
     return None
 
 
@@ -186,12 +182,22 @@ def _multiplies(report: CompileReport, instruction: str) -> bool:
     return re.search(_IN_PTX[instruction], report.ptx, re.MULTILINE) is not None
 
 
+def _rounds(report: CompileReport) -> bool:
+    """Whether a product's float32 operands are rounded to TF32; as three products of their halves, "tf32x3", they are not.
+
+    Whether one is meant to be of TF32 stands in PTX already: a report's code is disassembled when it is read.
+    """
+    if "tf32" not in report.ptx or not re.search(r"MMA\S*\.TF32", report.sass):
+        return False
+    dots = re.findall(r"inputPrecision = (\w+) : tensor<\w+xf32", report.asm.get("ttir", ""))
+    return not dots or "tf32" in dots
+
+
 def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> Finding | None:
     """Spills, TF32 and missing matrix instructions on one architecture."""
     for prepared, made in reports:
         name, report = prepared.kernel, made[arch]
-        # Whether a product is meant to be one of TF32 stands in PTX already; a report's code is disassembled when it is read.
-        if spec.exact and "tf32" in report.ptx and re.search(r"MMA\S*\.TF32", report.sass):
+        if spec.exact and _rounds(report):
             return Finding(
                 f"{name} rounds float32 operands to TF32 on sm_{arch}",
                 amount,

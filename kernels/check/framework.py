@@ -27,7 +27,7 @@ import torch
 
 from kernels import runtime
 from kernels.check.cases import Case, Failed, OnHost, Output
-from kernels.check.compiling import Compiles, judge_compiled, never_compiled
+from kernels.check.compiling import Compiles, judge_compiled, otherwise_interpreted
 from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
 from kernels.check.explanations import RACE, SLOW
@@ -298,7 +298,7 @@ class Report:
             if finding:
                 self.fail("compiles", finding, spec.lesson)
                 return
-        if finding := never_compiled(spec, self.submission):
+        if finding := otherwise_interpreted(spec, self.submission):
             self.fail("compiles", finding, spec.lesson)
             return
         self.earned["compiles"] = spec.points
@@ -316,11 +316,6 @@ class Report:
                 some = f"{points} of {spec.points} points: " if points else ""
                 self.fail("cheap", finding._replace(where=some + finding.where), spec.lesson)
                 return
-        compiles = self.exercise.compiles if self.earned.get("compiles") else None
-        if compiles and (finding := never_compiled(compiles, self.submission)):
-            self.earned["cheap"] = 0
-            self.fail("cheap", finding, spec.lesson)
-            return
         self.passed("cheap", spec.points)
 
     def say(self, line: str) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from kernels.check import replay, watch
 from kernels.check.explanations import explain, explain_slow, is_theirs
+from kernels.check.wording import is_pythonic
 from kernels.lab import _triton_private
 from kernels.lab.accesses import Launch
 from kernels.lab.compile_report import Prepared, prepare
@@ -110,15 +111,24 @@ class Submission:
 
     def __init__(self, fn: Callable, given: tuple[str, ...] = ()):
         self.fn, self.given = fn, given
-        self.ran: dict[str, object] = {}  # arm of a kernel -> a case that ran it, where a judge has that noted
-        self.compiled: set[str] = set()  # places of kernels' texts that the compiler has looked at
+        self.written: set[str] = set()  # the texts of what is launched
+        self.pythonic: list = []  # cases that launch what is Python's alone
 
     def recording(self, case, far: bool = False) -> Recorded:
         """What the function launches for a case, whose values it never sees. far: tensors say what ``Fenced.far`` says."""
         if (self, far) not in case.recordings:
             calls = [draw.filled().call(far) for draw in case.draws or (case, case)]
-            case.recordings[self, far] = self.record(calls, case.stored)
+            found = case.recordings[self, far] = self.record(calls, case.stored)
+            if found.recording is not None:
+                texts = set(self.texts(found.recording))
+                self.written |= texts
+                self.pythonic += [case] * any(map(is_pythonic, texts))
         return case.recordings[self, far]
+
+    def texts(self, recording: replay.Recording):
+        """The source of each function of the learner's that takes part."""
+        for launch in recording.launches:
+            yield from sources_of(launch.kernel)
 
     def record(self, calls: list[Call], outputs: dict[int, str]) -> Recorded:
         """What two calls launch."""
@@ -141,17 +151,16 @@ class Submission:
         found = self.recording(case)
         if found.recording is None:
             return Kernels(error=found.error or found.on_host)
-        texts, numbers = {}, []
+        numbers = []
         try:
             launches = replay.launches_on(found.recording, case.call().given)
             prepared = [prepare(launch.kernel, **given, **launch.options) for launch, given in launches]
         except Exception as raised:
             return Kernels(error=explain(raised, self.given))
         for launch in found.recording.launches:
-            texts.update((text, None) for text in sources_of(launch.kernel))
             whole = {name: value for name, value in launch.arguments.items() if type(value) is int}
             numbers.append((_triton_private.python_function(launch.kernel).__name__, whole))
-        return Kernels(prepared, list(texts), numbers=numbers)
+        return Kernels(prepared, list(dict.fromkeys(self.texts(found.recording))), numbers=numbers)
 
 
 def sources_of(kernel, known: set | None = None):

@@ -1,6 +1,8 @@
 """What a kernel's text shows: conditions that Python reads otherwise than meant, strides and indices that changed places."""
 
 import ast
+import contextlib
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -267,3 +269,37 @@ def _is_block(node: ast.AST, names: set[str]) -> bool:
 def _adds_an_axis(node: ast.Subscript) -> bool:
     """``offs[:, None]``, which a number does not have."""
     return any(isinstance(part, ast.Constant) and part.value is None for part in ast.walk(node.slice))
+
+
+@functools.cache
+def is_pythonic(text: str) -> bool:
+    """Whether a text of kernels holds what is Python's alone, or nearly: its compiler takes a few of these."""
+    for node in _nodes(text):
+        name = getattr(node, "id", getattr(node, "attr", ""))
+        if name in _PYTHONS or isinstance(node, ast.ListComp | ast.GeneratorExp | ast.Lambda | ast.Raise):
+            return True
+    return False
+
+
+_PYTHONS = ("append", "zip", "enumerate", "reversed")
+
+
+def _nodes(text: str):
+    """The nodes of a text's syntax tree; none where Python cannot read it by itself."""
+    with contextlib.suppress(SyntaxError):
+        yield from ast.walk(ast.parse(textwrap.dedent(text)))
+
+
+def otherwise_compiled(text: str) -> str:
+    """A comparison in a text of kernels that is another one when it is compiled, if there is one.
+
+    ``is`` asks for an object, and a number is another one there; so is the text of a number.
+    """
+    for node in _nodes(text):
+        if isinstance(node, ast.Compare):
+            none = all(isinstance(side, ast.Constant) and side.value is None for side in node.comparators)
+            if any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops) and not none:
+                return ast.unparse(node)[:60]
+            if any(isinstance(one, ast.JoinedStr) for one in ast.walk(node)):
+                return ast.unparse(node)[:60]
+    return ""

@@ -10,7 +10,6 @@ module, and n bytes, its details pickled. An answer is a line ``[exit status, la
 somebody else's text may have had a hand in it, and of a trace, which is only ever one's own, a pickle.
 """
 
-import ast
 import base64
 import contextlib
 import ctypes
@@ -218,68 +217,21 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.compiler.code_generator import CodeGenerator
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    places = set()
-    if details["foreign"]:  # and no kernel of Triton's own asks for these
-        places = visited_by(CodeGenerator)
-        CodeGenerator.builtin_namespace = {
-            name: value for name, value in CodeGenerator.builtin_namespace.items() if name not in ("getattr", "hasattr")
-        }
     front_end = GluonASTSource if module.KERNEL.is_gluon() else ASTSource
     source = front_end(module.KERNEL, named(details["signature"]), module.VALUES, details["attributes"])
     try:
         compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
-        known = Path(os.environ["TRITON_CACHE_DIR"]) / f"{compiled.hash}.arms"
-        if details["foreign"] and not places and not known.exists():  # the cache has it from one who noted none
-            triton.knobs.compilation.always_compile = True
-            compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
     except Exception as error:
         return {"error": f"for sm_{arch}: {message_of(error)}"}
     usage = triton.knobs.nvidia.cuobjdump.path, "-res-usage"
     return {
-        "visited": cached(known.name, lambda: "\n".join(sorted(places))).split("\n"),
         "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
         "cubin": compiled.asm["cubin"],
         "shared_bytes": compiled.metadata.shared,
         "usage": output_of(compiled.asm["cubin"], folder, f"{compiled.hash}.usage", *usage),
     }
-
-
-def place(function: str, node) -> str:
-    """Where a node of a kernel's syntax tree stands in the text of its function."""
-    return f"{function}:{node.lineno}:{node.col_offset}:{node.end_lineno}:{node.end_col_offset}"
-
-
-def skipped(function: str, node) -> str:
-    """The other arm of an ``if`` that has no ``else``: what is there when nothing of it is run."""
-    return f"{function}:{node.lineno}:{node.col_offset}:0:0"
-
-
-def visited_by(generator) -> set[str]:
-    """The places of kernels' texts that the compiler looks at from now on: not what a condition that it knows leaves out."""
-    from triton.language import tensor
-
-    places, conditions, visit = set(), {}, generator.visit
-
-    def noting(self, node):
-        function, bare = self.jit_fn.fn.__name__, isinstance(node, ast.If) and not node.orelse
-        if hasattr(node, "lineno"):  # not what the compiler itself makes of `+=`
-            places.add(place(function, node))
-        if bare:
-            conditions[id(node.test)] = None
-        value = visit(self, node)
-        if id(node) in conditions:
-            conditions[id(node)] = value
-        if bare:
-            known = conditions.pop(id(node.test))
-            if isinstance(known, tensor) or not getattr(known, "value", known):
-                places.add(skipped(function, node))
-        return value
-
-    generator.visit = noting
-    return places
 
 
 def message_of(error: BaseException | None) -> str:
@@ -313,20 +265,12 @@ def disassemble(module, details: dict, folder: Path) -> dict:
 def output_of(cubin: bytes, folder: Path, name: str, *command: str) -> str:
     """What one of the binary tools in Triton's wheel says of a binary: once, where Triton's cache holds it by this name."""
 
-    def ask():
-        binary = folder / f"{name}.cubin"
-        binary.write_bytes(cubin)
-        return subprocess.run([*map(str, command), str(binary)], capture_output=True, text=True, check=True).stdout
-
-    return cached(name, ask)
-
-
-def cached(name: str, make: Callable[[], str]) -> str:
-    """A text that Triton's cache holds by this name, made where it does not."""
     known = Path(os.environ["TRITON_CACHE_DIR"]) / name
     if known.exists():
         return known.read_text()
-    text = make()
+    binary = folder / f"{name}.cubin"
+    binary.write_bytes(cubin)
+    text = subprocess.run([*map(str, command), str(binary)], capture_output=True, text=True, check=True).stdout
     unfinished = known.with_name(f"{name}.{os.getpid()}")
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     unfinished.write_text(text)

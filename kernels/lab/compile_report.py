@@ -38,7 +38,6 @@ class CompileReport:
     ptx: str = field(repr=False)
     asm: dict[str, str] = field(repr=False)
     cubin: bytes = field(repr=False)
-    visited: frozenset[str] = field(default=frozenset(), repr=False)  # of a foreign text: see _child_main.visited_by
 
     @cached_property
     def sass(self) -> str:
@@ -128,11 +127,7 @@ def compile_report(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text.
-
-    foreign: whether somebody else wrote the text. Triton's compiler then has no ``getattr`` for it: with that, a kernel
-    reaches all of Python.
-    """
+    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text."""
 
     kernel: str
     text: str
@@ -140,7 +135,6 @@ class Prepared:
     signature: dict
     attributes: dict
     options: dict
-    foreign: bool = field(default=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -203,7 +197,6 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileRepo
         attributes=prepared.attributes,
         arches=arches,
         options=prepared.options,
-        foreign=prepared.foreign,
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")
@@ -222,7 +215,6 @@ def _report(kernel: str, arch: int, answer: dict) -> CompileReport:
         ptx=answer["asm"]["ptx"],
         asm=answer["asm"],
         cubin=answer["cubin"],
-        visited=frozenset(filter(None, answer["visited"])),
     )
 
 

@@ -9,8 +9,10 @@ from kernels.check.wording import (
     exchanged_indices,
     exchanged_strides,
     foreign_strides,
+    is_pythonic,
     misread,
     odd_lanes,
+    otherwise_compiled,
 )
 
 KERNEL = """
@@ -144,3 +146,23 @@ def test_indices_with_each_others_strides_are_quoted_and_named():
         CALL.format("0").replace("+ offs_m * stride_xm", ""),
     ):
         assert not list(exchanged_axes([right], call()))
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("offs if tl.constexpr(1) is 1 else row", "tl.constexpr(1) is 1"),
+        ("offs if given is not True else row", "given is not True"),
+        ("offs if f'{N}' == '1' else row", "f'{N}' == '1'"),
+        ("offs if given is None else row", ""),
+        ("offs if given == 1 else row", ""),
+    ],
+)
+def test_what_is_another_comparison_when_it_is_compiled(condition, found):
+    assert otherwise_compiled(KERNEL.format(condition)) == found and otherwise_compiled("def kernel(:") == ""
+
+
+def test_what_is_pythons_alone():
+    for mask in ("[row for _ in range(1)][0]", "offs.append(1)", "lambda: offs", "sum(zip(offs, offs))"):
+        assert is_pythonic(KERNEL.format(mask))
+    assert not is_pythonic(KERNEL.format("tl.zeros([16], tl.float32) < offs"))

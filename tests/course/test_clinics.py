@@ -11,9 +11,7 @@ from kernels import check, lab, runtime
 from kernels.check.clinics import CAUSES, CHECKS, FAULTY, WORKSHEETS, worksheets
 from kernels.check.clinics.faulty_kernel import launcher
 from tests.course.mutants import ROOT, cells
-from tools.grading import gate
 from tools.grading.assignment import read, read_all
-from tools.grading.given import Given
 from tools.grading.judge import Judge, exercise_of
 from tools.grading.sandbox import why_not
 from tools.grading.submission import Submission
@@ -148,24 +146,35 @@ KNOWS = """def finds_b(matmul):
 
 
 def test_no_kernel_is_known_by_its_lines(monkeypatch):
-    """A submission that looks up what the trace says of each published kernel passes the gate, and earns nothing."""
+    """A submission that looks up what the trace says of each published kernel earns nothing."""
     faulty, space = FAULTY["0b"], {"torch": torch, "device": runtime.device, "trace": lab.trace}
     exec(KNOWS.replace("KNOWN.get(", "(").replace(", True)", ")"), space)
     shown = [one for members in worksheets._groups(faulty).values() for one in members]
     kernels = [launcher(worksheets.patched(faulty.right, patch), faulty.function) for _, patch, _ in shown]
     known = {space["finds_b"](kernel): wanted for kernel, (_, _, wanted) in zip(kernels, shown, strict=True)}
     submitted = f"KNOWN = {known!r}\n\n\n{KNOWS}"
-    book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
-    assert not gate.of_clinic("test-b", submitted, book.answers["test-b"].source, book.given, Given()).notes
     exec(submitted, space)
     assert held("finds_0b", space["finds_b"], grading=True)[0] == 0
     monkeypatch.setattr(worksheets, "disguised", lambda text, seed: text)
     assert held("finds_0b", space["finds_b"], grading=True)[0] == 6
 
 
+RECORDS = """import os
+
+def finds_c(matvec):
+    a, wide = torch.ones(5, 9), torch.full((10,), float("nan"))
+    with trace.recording() as seen:
+        matvec(a, torch.ones(9), wide[::2], BLOCK_K=16)
+    stored = {int(place) for access in seen.launches[0].accesses if access.kind == "store" for place in access.offsets}
+    assert stored and stored <= set(range(5)) and wide[1::2].isnan().all() and not os.listdir("/proc")
+    return tells(matvec)
+
+"""
+
+
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
 def test_a_solved_clinic_is_judged_in_the_sandbox():
-    """Two kernels solved, slips in the answers of the others cost what they cost at one's desk."""
+    """Two kernels solved, slips in the answers of the others cost what they cost at one's desk; a test is any Python."""
     name = NAMES[0]
     book, judge = read(ROOT / "exercises" / name / f"{name}.ipynb"), Judge()
     answers = {cell: cells(name)[cell] for cell in book.answers}
@@ -173,34 +182,15 @@ def test_a_solved_clinic_is_judged_in_the_sandbox():
         "diagnosis-a": answers["diagnosis-a"].replace("'neutral'", "'mask'"),
         "test-a": "def finds_a(row_softmax):\n    return True",
         "test-b": "def finds_b(matmul):\n    return matmul(1)",
+        "test-c": RECORDS + answers["test-c"].replace("finds_c", "tells", 1),
     }
     try:
         result = judge.judge("bob", book, Submission(answers))
     finally:
         judge.close()
-    assert (result.status, [one.points for one in result.checks]) == ("graded", [3, 0, 4, 0, 4, 6]), result
+    said = "\n".join(one.printed for one in result.checks)
+    assert (result.status, [one.points for one in result.checks]) == ("graded", [3, 0, 4, 0, 4, 6]), said
     assert "your test ends in an error" in result.checks[3].printed
-
-
-@pytest.mark.parametrize(
-    "line", ["import os", "open('x')", "fn.__globals__", "torch.load('x')", "check.finds_0a", "fn.x = 1"]
-)
-def test_a_test_may_not(line):
-    book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
-    source = f"def finds_a(fn):\n    {line}\n    return True"
-    found = gate.of_clinic("test-a", source, book.answers["test-a"].source, book.given, Given())
-    assert found.notes and not found.source.strip(), found
-
-
-def test_a_test_may_record_and_compare():
-    book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
-    source = """def finds_a(row_softmax):
-    wide = torch.full((4, 9), float("nan"), device=device)
-    with trace.recording() as seen:
-        row_softmax(torch.randn(4, 9, device=device)[:, ::2], wide[:, ::2])
-    return bool(seen.races()) or len(seen.outside()) > 0 or not wide[:, 1::2].isnan().all().item()"""
-    found = gate.of_clinic("test-a", source, book.answers["test-a"].source, book.given, Given())
-    assert found.source.split() == source.split() and not found.notes, found
 
 
 def test_every_check_of_every_assignment_asks_for_something():

@@ -14,31 +14,17 @@ from kernels.lab import _fork_server, trace
 from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
 from tests.lab.test_races import RACING, N, arguments
-from tools.grading import foreign, gate, pages, reading, submission, texts
+from tools.grading import foreign, submission
+from tools.grading.answers import python
 from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, NotACourse
-from tools.grading.given import Given
 from tools.grading.gradebook import Book
-from tools.grading.marks import COLUMNS, shown, table
+from tools.grading.marks import table
 from tools.grading.sandboxed import traces
 from tools.grading.sandboxed.room import Room
 
 ASSIGNMENTS = read_all(ROOT / "exercises")
-
-
-@pytest.mark.parametrize(
-    "formula",
-    (
-        r"\text{<meta/http-equiv=refresh/content=0;url=//x.org>}",
-        r"\text{<b>x</b>}",
-        r"\text{<!-- }",
-        r"\text{<svg onload=x}",
-    ),
-)
-def test_a_formula_is_no_page(formula):
-    made = pages.markdown(f"${formula}$", trusted=False)
-    assert "&lt;" in made and "<code>" in made and not any(tag in made for tag in ("<meta", "<b>", "<!--", "<svg"))
 
 
 @pytest.mark.parametrize(
@@ -51,36 +37,18 @@ def test_a_formula_is_no_page(formula):
         r"\\(\href{javascript:alert(1)}{x}\\) and $\href{javascript:alert(1)}{x}$ and $$\style{x}{y}$$",
         "```mermaid\ngraph TD; A-->B\n\nclick A\n```",
         "</div>\n\n<script>alert(1)</script>\n\n[x](javascript:alert(1))",
-        "[x](javascript:alert(1))" * 1000,
+        "</pre>\n\n<b>x</b>",
     ),
 )
 def test_an_answer_in_words_is_shown_and_not_obeyed(text):
-    made = markdown2html_mistune(shown(text))
-    assert made.strip() == shown(text) and made.count("</div>") == 1
+    made = markdown2html_mistune(foreign.shown(text))
+    assert made.strip() == foreign.shown(text) and made.count("</pre>") == 1
     assert not re.search(r"<script|<img|jp-Mermaid|href=", made)
 
 
-def test_an_answer_in_words_keeps_its_form():
-    made = markdown2html_mistune(shown("One **line**, $a < b$.\n\n* [a link](https://example.org)\n\n```\nx = 1\n\ny\n```"))
-    assert all(part in made for part in ("<strong>line</strong>", "<mo>&#x0003C;<", '<a href="https://example.org"', "<li>"))
-    assert "x = 1&#10;&#10;y" in made
-
-
-def test_mathematics_is_still_set():
-    for formula in (
-        r"\frac{a}{b} < \sum_{i=1}^n x_i",
-        r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}",
-        r"\text{if } x > 0",
-    ):
-        assert "<math" in pages.markdown(f"${formula}$", trusted=False)
-
-
 def test_a_table_holds_no_formula_of_a_spreadsheet():
-    rows = [
-        dict.fromkeys(COLUMNS, "") | {"student_id": text, "score": -1.5}
-        for text in ("=1+1", "@x", "-x", "+x", "ada", "\uff1d1")
-    ]
-    read = list(csv.DictReader(io.StringIO(table(rows))))
+    rows = [[text, -1.5] for text in ("=1+1", "@x", "-x", "+x", "ada", "\uff1d1")]
+    read = list(csv.DictReader(io.StringIO(table(["student_id", "score"], rows))))
     assert [row["student_id"] for row in read] == ["'=1+1", "'@x", "'-x", "'+x", "ada", "'\uff1d1"]
     assert {row["score"] for row in read} == {"-1.5"}
 
@@ -101,7 +69,7 @@ def answers(edit, name=NAME):
     read = submission.read(json.dumps(made).encode(), ASSIGNMENTS[name])
     cells = []
     for each, released in ASSIGNMENTS[name].released:
-        source, error = reading.python(read.answers[each]) if each in read.answers else (released, "")
+        source, error = python(read.answers[each]) if each in read.answers else (released, "")
         cells.append([each, source, sorted(ASSIGNMENTS[name].defines[each]), error])
     return read, list(Room().load(cells)["broken"].values())
 
@@ -207,37 +175,6 @@ def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():
     assert "_exit" not in read.answers["kernel"]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    (
-        ("t = torch\n    t.os.getpid()", "asked for what it has, not kept"),
-        ("[torch][0].os.getpid()", "asked for what it has, not kept"),
-        ("[t.os for t in (torch,)]", "asked for what it has, not kept"),
-        ("'{0.fn.__code__}'.format(row_softmax)", "a test writes f-strings"),
-        ("list(map(str.format, ['{0.fn}'], [row_softmax]))", "a test writes f-strings"),
-    ),
-)
-def test_a_clinics_test_has_no_way_to_python(line, why):
-    one = ASSIGNMENTS["clinic_0_foundations"]
-    source = f"def finds_a(row_softmax):\n    {line}\n    return True\n"
-    found = gate.of_clinic("test-a", source, one.answers["test-a"].source, one.given, Given())
-    assert why in found.notes[0]
-
-
-@pytest.mark.parametrize("asked", ("gl.constexpr(1) is 1", "f'{gl.constexpr(1)}' == '1'", "steps is None"))
-def test_a_kernel_of_gluon_asks_nothing_that_differs_when_it_is_compiled(asked):
-    text = (
-        "import triton as _triton, triton.language as _tl\nfrom triton.experimental import gluon as _gluon\n"
-        "import triton.experimental.gluon.language as gl\n"
-        f"@_gluon.jit()\ndef worker(steps):\n    if {asked}:\n        return\n"
-    )
-    if "None" in asked:
-        return texts.hold(text)
-    with pytest.raises(texts.NotKernels, match="comes out otherwise"):
-        texts.hold(text)
-
-
-
 def test_what_is_no_call_of_a_check_is_not_parsed():
     assert check_call("check.a(b)") == ("a", "b")
     for source in (f"check.a(b){' ' * 5000}", "check.a(b, seed=3)", "check.a(b, **{})", "lab.a(b)", "check.a()"):
@@ -264,6 +201,22 @@ def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch):
     with pytest.raises(Timer):
         server.send("compile", "", {})
     assert ended == [True]
+
+
+def test_a_launcher_of_ones_own_counts_where_the_given_one_stood():
+    """It was 0 of 15 in class, and 15 at home: a kernel whose arguments come in another order, and their launcher."""
+
+    def edit(made):
+        for name in ("kernel", "launcher"):
+            one = cell(made, name)
+            one.source = one.source.replace("x_ptr, out_ptr, entropy_ptr, N", "N, x_ptr, out_ptr, entropy_ptr")
+            one.source = one.source.replace("(x, out, entropy, N, *x", "(N, x, out, entropy, *x")
+
+    read, said = answers(edit)
+    assert said == [] and "(N, x, out, entropy" in read.answers["launcher"]
+    assert read.notes == ["cell launcher was changed: its functions count as they are there"]
+    read, said = answers(lambda made: cell(made, "launcher").update(source="row_softmax("))
+    assert said == [] and read.notes == ["cell launcher was changed: the released one counts"]
 
 
 def test_cells_whose_ids_an_older_program_dropped_are_no_helpers():
@@ -297,11 +250,12 @@ def test_races_inside_a_program_come_out_of_the_sandbox(kernel):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"), [(3, 7), (4, -1), (4, N * N), (5, 3), (6, -1), (7, "3"), (9, 99), (10, -1), (slice(1), [])]
+    ("place", "value"),
+    [(0, "x"), (1, "nobody"), (2, -1), (2, N * N), (3, [0]), (3, [0, 3]), (4, ["x", 1]), (5, [1, 2]), (slice(1), [])],
 )
 def test_a_forged_race_is_no_trace(place, value):
     kernel = next(iter(RACING))
     described, arrays = traces.pack(trace(kernel, (1,), *arguments(kernel), BARRIER=False, N=N).launches)
     described[0]["races_inside"][0][place] = value
-    with pytest.raises(ValueError, match="a race's|of a race"):
+    with pytest.raises(ValueError):
         traces.unpack(described, arrays)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from tools.grading.given import Given
+from tools.grading.answers import bound
 
 #: Functions that write Triton as text: their cells are programs.
 EMITTERS = {"emit_value": "value", "emit_gradient": "gradient"}
@@ -74,15 +74,19 @@ class Assignment:
     @functools.cached_property
     def defines(self) -> dict[str, set[str]]:
         """What each of those cells binds."""
-        return {name: Given().add(source) for name, source in self.released}
+        return {name: bound(source) for name, source in self.released}
 
     @functools.cached_property
-    def given(self) -> Given:
-        """What all released cells give to an answer."""
-        given = Given()
-        for _, source in self.released:
-            given.add(source)
-        return given
+    def names(self) -> set[str]:
+        """What all of them bind."""
+        return set().union(*self.defines.values())
+
+    @functools.cached_property
+    def fields(self) -> frozenset[str]:
+        """The members of the named tuples that are released."""
+        sources = "\n".join(source for _, source in self.released)
+        made = re.findall(r"namedtuple\(\s*['\"]\w+['\"],(.*?)\)", sources, re.DOTALL)
+        return frozenset(word for text in made for word in re.findall(r"\w+", text))
 
     @functools.cached_property
     def checks(self) -> list[Check]:
@@ -105,11 +109,6 @@ class Assignment:
     def program(self) -> bool:
         """Whether the answers write Triton as text."""
         return any(check.name in EMITTERS for check in self.checks)
-
-    @property
-    def clinic(self) -> bool:
-        """Whether the answers are diagnoses and tests."""
-        return any(check.name.startswith(CLINICS) for check in self.checks)
 
     @property
     def pipelines(self) -> bool:

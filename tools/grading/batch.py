@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
@@ -20,12 +21,10 @@ from tqdm import tqdm
 
 from tools.grading import files, foreign, submission
 from tools.grading.course import ABOUT, Course
-from tools.grading.judges import Judges
-from tools.grading.marks import graded_copy, marks, table
+from tools.grading.judges import Judges, Task
+from tools.grading.marks import COLUMNS, graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
-from tools.grading.sandboxed.importing import importing
-from tools.grading.worker import Task
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,19 @@ class How:
 
 def code_digest() -> str:
     """What tells two versions of the judge and its checks apart."""
-    folders = (
-        ROOT / "kernels" / "check",
-        ROOT / "kernels" / "lab",
-        ROOT / "kernels" / "gluon_model",
-        Path(__file__).parent,
-    )
-    total = hashlib.sha256()
+    folders = *(ROOT / "kernels" / name for name in ("check", "lab", "gluon_model")), Path(__file__).parent
+    total = hashlib.sha256(f"torch {version('torch')}, triton {version('triton')}".encode())
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
+
+
+def stored(path: Path) -> Result | None:
+    """What an earlier run wrote, if it is whole."""
+    try:
+        return Result.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 class Batch:
@@ -69,9 +71,8 @@ class Batch:
         """Grade what has no result yet, write marks, say what came of it; returns the exit status."""
         tasks = self._tasks()
         if not tasks:
-            print(
-                "Nothing to grade: put submissions into submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb.", file=sys.stderr
-            )
+            where = "submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb"
+            print(f"Nothing to grade: put submissions into {where}.", file=sys.stderr)
             return 1
         open_tasks = [task for task in tasks if not self._known(task)]
         interrupted = False
@@ -97,8 +98,7 @@ class Batch:
         return self._say(tasks, interrupted)
 
     def _book(self):
-        with importing():
-            from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
+        from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
 
         return Book(self.course.gradebook)
 
@@ -106,29 +106,24 @@ class Batch:
         tasks = []
         folder = self.course.submitted
         for student in sorted(os.scandir(folder), key=lambda one: one.name) if folder.is_dir() else ():
+            name = foreign.plain(student.name, 200)
             if student.name.startswith("."):
                 continue
-            if not student.is_dir() and not (student.is_symlink() and os.path.isdir(student.path)):
-                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student's folder")
-                continue
-            if foreign.plain(student.name, 200) != student.name or len(student.name.encode()) > 200:
-                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student can be called so")
+            if not os.path.isdir(student.path) or name != student.name or len(name.encode()) > 200:
+                self.strangers.append(f"{name}: no student's folder")
                 continue
             try:
-                places = sorted(os.scandir(student.path), key=lambda one: one.name)
+                places = sorted(os.listdir(student.path))
             except OSError as error:
-                self.strangers.append(f"{student.name}: cannot be read: {os.strerror(error.errno)}")
+                self.strangers.append(f"{name}: cannot be read: {os.strerror(error.errno)}")
                 continue
             if student.is_symlink():  # what it holds of a student's is refused, by name; the rest is of some other place
-                places = [place for place in places if place.name in self.assignments]
-                if not places:
-                    self.strangers.append(f"{student.name}: a symbolic link, no student's folder")
-            for place in places:
-                if place.name in self.assignments:
-                    tasks.append(self._task(student.name, place.name))
-                elif not place.name.startswith("."):
-                    place = foreign.plain(place.name, 200)
-                    self.strangers.append(f"{student.name}/{place}: no assignment of this name was released")
+                places = [place for place in places if place in self.assignments]
+                self.strangers += [f"{name}: a symbolic link, no student's folder"] * (not places)
+            tasks += [self._task(name, place) for place in places if place in self.assignments]
+            others = (place for place in places if place not in self.assignments and not place.startswith("."))
+            said = "no assignment of this name was released"
+            self.strangers += [f"{name}/{foreign.plain(place, 200)}: {said}" for place in others]
         return tasks
 
     def _task(self, student: str, name: str) -> Task:
@@ -143,20 +138,16 @@ class Batch:
         except OSError as error:
             content = f"unreadable: {error}"
         key = hashlib.sha256("\n".join((content, assignment.digest, self.code)).encode()).hexdigest()
-        return Task(student, name, folder, release, key, _handed_in(folder))
+        when = submission.handed_in(folder)
+        return Task(student, name, folder, release, key, when.isoformat() if when else "")
 
     def _place(self, student: str, name: str) -> Path:
         return self.course.results / name / f"{student}.json"
 
     def _known(self, task: Task) -> bool:
         """Whether this very submission has a result already."""
-        if self.how.again:
-            return False
-        try:
-            result = Result.from_json(json.loads(self._place(task.student, task.assignment).read_text()))
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
-        if result.key != task.key:
+        result = stored(self._place(task.student, task.assignment))
+        if self.how.again or result is None or result.key != task.key:
             return False
         result.submitted = task.submitted
         self.results[task.student, task.assignment] = self._dated(result)
@@ -166,6 +157,9 @@ class Batch:
         """Say whether it came late."""
         if result.status in ("graded", "late"):
             result.status = "late" if self._lateness(result) > datetime.timedelta(0) else "graded"
+            note = "nobody noted when it was handed in: it counts as in time"
+            if result.assignment in self.course.deadlines and not result.submitted and note not in result.notes:
+                result.notes.append(note)
         return result
 
     def _lateness(self, result: Result) -> datetime.timedelta:
@@ -215,19 +209,17 @@ class Batch:
                 files.write(folder / "timestamp.txt", result.submitted)
 
     def _marks(self, book, tasks: list[Task]) -> None:
-        files.write(self.course.build / "marks.csv", table(marks(book, self._gone(tasks) | self.results, self.assignments)))
+        rows = marks(book, self._gone(tasks) | self.results, self.assignments)
+        files.write(self.course.build / "marks.csv", table(COLUMNS, (map(row.get, COLUMNS) for row in rows)))
 
     def _gone(self, tasks: list[Task]) -> dict[tuple[str, str], Result]:
         """Results whose submissions are no longer there: the gradebook has them, so the table does, and says it."""
         found, there = {}, {(task.student, task.assignment) for task in tasks}
         for path in sorted(self.course.results.glob("*/*.json")):
             key = path.stem, path.parent.name
-            if key not in there and key[1] in self.assignments:
-                try:
-                    found[key] = Result.from_json(json.loads(path.read_text()))
-                except (OSError, ValueError, TypeError, KeyError):
-                    continue
-                found[key].notes.append("the folder of this submission is gone: the mark is the one it had")
+            if key not in there and key[1] in self.assignments and (result := stored(path)):
+                result.notes.append("the folder of this submission is gone: the mark is the one it had")
+                found[key] = result
         return found
 
     def _say(self, tasks, interrupted) -> int:
@@ -241,23 +233,8 @@ class Batch:
         counts = collections.Counter(result.status for result in results)
         said = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         if interrupted or len(results) < len(tasks):
-            print(
-                f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); "
-                "`make grade` goes on"
-            )
+            done = f"{len(results)} of {len(tasks)} submissions have a result ({said or 'none'})"
+            print(f"interrupted: {done}; `make grade` goes on")
             return 130
         print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
         return 0 if set(counts) <= {"graded", "late"} else 1
-
-
-def _handed_in(folder: Path) -> str:
-    """When a submission was handed in, as nbgrader's collectors note it beside the notebook; empty where they did not."""
-    place = folder / "timestamp.txt"
-    try:
-        if place.is_symlink() or place.stat().st_size > 200:
-            return ""
-        from nbgrader.utils import parse_utc  # only where a collector was: it takes its time
-
-        return parse_utc(submission.load(place).decode().strip()).replace(tzinfo=datetime.UTC).isoformat()
-    except (OSError, ValueError, OverflowError, AttributeError, submission.Unusable):
-        return ""

@@ -1,8 +1,10 @@
 """Sandboxed processes for one submission: each room has one, a lost one is replaced, and after two nothing more is run."""
 
+import contextlib
 import time
 from collections.abc import Callable
 
+from tools.grading import texts
 from tools.grading.sandbox import Connection, Limits, Template
 from tools.grading.sandboxed import wire
 from tools.grading.timer import patience
@@ -13,9 +15,7 @@ LIVES = 2  # sandboxed processes that a submission may lose
 class Bench:
     """Sandboxed processes for one submission: a new one where one was lost, until too many were."""
 
-    def __init__(
-        self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, needs: list[str] = ()
-    ):
+    def __init__(self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, needs=()):
         self._template, self._limits, self._needs = template, limits, needs
         self._seconds, self._total, self._start, self._patience = seconds, total, time.monotonic(), 1.0
         self._open: dict[str, Connection] = {}
@@ -61,11 +61,17 @@ class Bench:
         self.incidents.append(what)
         self.details.append(detail)
 
-    def spoilt(self, why: str):
-        """An answer that is not of its form: the sandboxed processes are given up."""
-        self.close()
-        self._lost("crashed", why)
-        raise Told("what came back is no answer", why)
+    @contextlib.contextmanager
+    def reading(self):
+        """While an answer is read: where it is not of its form, the sandboxed processes are given up."""
+        try:
+            yield
+        except texts.NotKernels:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self.close()
+            self._lost("crashed", f"what came back is no answer: {error}")
+            raise Told("what came back is no answer", str(error)) from None
 
     def close(self, room: str | None = None) -> None:
         """End the sandboxed process of a room, or all."""

@@ -6,8 +6,6 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from tools.grading import files
-
 LEFT_OUT = (
     "solutions/", "tests/", "tools/grading/", "tools/grade.py", "tools/desk.py", "docs/kill_table.md",
     "docs/instructor_guide.md", "docs/jupyterhub.md", "nbgrader_config.py", ".github/", ".ci/", "benchmarks/grading.py",
@@ -47,5 +45,5 @@ def write(root: Path, target: Path) -> int:
             entry.compress_type = zipfile.ZIP_DEFLATED
             data = path.read_bytes()
             bundle.writestr(entry, _unlinked(name, data, every) if name.endswith((".md", ".ipynb")) else data)
-    files.replace(part, target)
+    part.replace(target)
     return len(names)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from distributed import Client, KilledWorker, as_completed
 
-from tools.grading import worker
+from tools.grading import judges
 from tools.grading.results import Result
 
 _NOBODY = 600  # seconds without any worker
@@ -20,7 +20,7 @@ def results(tasks: list, how, begun: Callable) -> Iterator[tuple]:
         client.wait_for_workers(1, timeout=_NOBODY)
         waiting = {}
         for task in tasks:
-            arguments = (task, *worker.content(task), how.unsafe, how.seconds, how.total)
+            arguments = (task, *judges.content(task), how.unsafe, how.seconds, how.total)
             future = client.submit(judged, *arguments, key=f"grade-{task.student}-{task.key}", pure=False, retries=1)
             waiting[future] = task
         for future in as_completed(list(waiting), loop=client.loop):
@@ -34,14 +34,12 @@ def _result(task, future) -> Result:
     error = future.exception()
     if error is None:
         return future.result()
-    why = (
-        "its worker came to its end several times" if isinstance(error, KilledWorker) else f"the judge failed: {error}"
-    )
-    return Result(task.student, task.assignment, "crashed", why)
+    lost = isinstance(error, KilledWorker)
+    return judges.crashed(task, "its worker came to its end several times" if lost else f"the judge failed: {error}")
 
 
 def judged(task, released, data, notes, unusable, unsafe, seconds, total) -> Result:
     """One submission, by this worker's judge."""
-    if worker._judge is None:
-        worker.begin(unsafe, seconds, total)
-    return worker.judge(task, released, data, notes, unusable)
+    if judges._judge is None:
+        judges.begin(unsafe, seconds, total)
+    return judges.judge(task, released, data, notes, unusable)

@@ -11,10 +11,9 @@ import shutil
 from pathlib import Path
 
 from nbgrader.exchange.default import ExchangeCollect, ExchangeReleaseFeedback
-from nbgrader.utils import parse_utc
 
 from tools.grading import files
-from tools.grading.submission import Unusable, load
+from tools.grading.submission import handed_in
 
 #: What `nbgrader submit` puts beside the notebook, and `nbgrader fetch_feedback` finds a page by.
 RECEIPT = ("timestamp.txt", "submission_secret.txt")
@@ -38,12 +37,9 @@ def dated_back(folder: Path) -> str:
 
     Somebody who administers the exchange may have changed the files since, so it is said, and held against nobody.
     """
-    try:
-        place = folder / "timestamp.txt"
-        says = parse_utc(load(place).decode().strip()).replace(tzinfo=datetime.UTC)
-        newest = max(one.stat(follow_symlinks=False).st_ctime for one in os.scandir(folder))
-    except (OSError, ValueError, OverflowError, AttributeError, Unusable):
+    if (says := handed_in(folder)) is None:
         return ""
+    newest = max(one.stat(follow_symlinks=False).st_ctime for one in os.scandir(folder))
     changed = datetime.datetime.fromtimestamp(newest, datetime.UTC)
     late = changed - says > datetime.timedelta(minutes=MINUTES)
     return f"says that it was handed in at {says:%d %B %H:%M} UTC, and was last changed at {changed:%d %B %H:%M}" * late

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tools.grading import exchange, files, pages
+from tools.grading import exchange, files, foreign, pages
 from tools.grading.assignment import Assignment, grade_id, is_answer
 from tools.grading.course import Course
 from tools.grading.gradebook import Book
@@ -103,11 +103,11 @@ def _cell(cell, result) -> str:
     name = grade_id(cell)
     if cell.cell_type == "markdown":
         if is_answer(cell):
-            return f'<div class="answer">{pages.markdown(result.texts.get(name, ""), trusted=False)}</div>'
-        return pages.markdown(cell.source, trusted=True)
+            return f'<div class="answer">{foreign.shown(result.texts.get(name, ""))}</div>'
+        return pages.markdown(cell.source)
     if cell.cell_type != "code" or (name and cell.metadata.nbgrader.get("grade") and not is_answer(cell)):
         return ""
-    if is_answer(cell):
+    if is_answer(cell) or name in result.answers:
         written = {**result.answers, **result.texts}.get(name)
         return f'<div class="answer">{pages.code(written if written is not None else "# nothing was handed in")}</div>'
     return pages.code(cell.source)

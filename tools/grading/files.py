@@ -19,8 +19,3 @@ def write(path: Path, data: str | bytes) -> None:
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
-
-
-def replace(part: Path, path: Path) -> None:
-    """Put a file that was written beside its place there, in one step."""
-    os.replace(part, path)

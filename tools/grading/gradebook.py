@@ -7,21 +7,18 @@ import contextlib
 import datetime
 import json
 import logging
+import os
+import sys
 import time
 import warnings
 
-from sqlalchemy import create_engine, inspect, text
+from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry, app_log
 from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
-from tools.grading import import_nbgrader
 from tools.grading.assignment import Assignment, is_answer, of
 from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
-from tools.grading.sandboxed.importing import importing
-
-import_nbgrader()
-from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry, app_log  # noqa: E402
 
 COURSE = "kernels-from-math"
 
@@ -33,7 +30,7 @@ class Book:
         self.url = url
         warnings.filterwarnings("ignore", "Object of type <Submitted", SAWarning)  # nbgrader's own way of adding one
         app_log.setLevel(logging.CRITICAL)  # it prints a traceback where another grader was first, and we try again
-        _patiently(lambda: _version(url))
+        os.environ["PATH"] += f"{os.pathsep}{sys.prefix}/bin"  # nbgrader starts `alembic` by its name
         self._book = _patiently(lambda: Gradebook(url, COURSE))
 
     def __enter__(self):
@@ -125,10 +122,7 @@ class Book:
         return {
             "raw_score": submission.score,
             "late_submission_penalty": submission.late_submission_penalty or 0.0,
-            "timestamp": submission.timestamp,
             "by_hand": bool(grades) and all(grade.manual_score is not None for grade in grades),
-            "waiting": any(grade.needs_manual_grade for grade in grades),
-            "cells": {grade.name: grade.score for grade in grades},
             "comments": {
                 c.name: c.manual_comment for nb in submission.notebooks for c in nb.comments if c.manual_comment
             },
@@ -140,23 +134,6 @@ class Book:
             due = self._book.find_assignment(assignment).duedate
             return due.replace(tzinfo=datetime.UTC) if due else None
         return None
-
-
-def _version(url: str) -> None:
-    """Note in a new database which version of nbgrader's tables it has, as nbgrader does by a process of its own."""
-    engine = create_engine(url)
-    try:
-        if not inspect(engine).get_table_names():
-            with importing():  # here, because it imports all of SQL's dialects
-                from alembic.script import ScriptDirectory
-                from nbgrader.dbutil import ALEMBIC_DIR
-
-            version = ScriptDirectory(ALEMBIC_DIR).get_current_head()
-            with engine.begin() as connection:
-                connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
-                connection.execute(text("INSERT INTO alembic_version VALUES (:version)"), {"version": version})
-    finally:
-        engine.dispose()
 
 
 def _patiently(action, undo=lambda: None, tries: int = 8):

@@ -1,4 +1,4 @@
-"""Judge one submission: its answers pass the gate, its kernels run in the sandbox, the checks run here.
+"""Judge one submission: its launches are recorded and replayed in the sandbox, the checks run here.
 
 This process never imports a line of a submission. Cases, expected values, seeds, comparison and points exist here alone.
 """
@@ -17,16 +17,14 @@ from kernels import check as checks
 from kernels.check import clinics
 from kernels.check.framework import check as hold
 from kernels.lab import _fork_server
-from tools.grading import gate, reading
+from tools.grading.answers import MOST_CHARACTERS, python
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.bench import Bench
-from tools.grading.given import Given
 from tools.grading.remote import Remote, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template, compiler
 from tools.grading.submission import Submission, Unusable
 from tools.grading.timer import MOST_PATIENCE, TooLong, patience, within
-from tools.grading.vocabulary import MOST_CHARACTERS
 
 COMPILER_SECONDS = 30  # for one kernel, of which honest ones take a tenth: what takes longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
@@ -91,7 +89,7 @@ class Judge:
 
     def _hold(self, assignment, submission, result) -> None:
         """Every check of a submission, into its result."""
-        cells = self._cells(assignment, submission, result.notes)
+        cells = self._cells(assignment, submission)
         limits = self.limits
         if assignment.pipelines:
             limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
@@ -107,22 +105,13 @@ class Judge:
             result.status = "crashed" if "crashed" in bench.incidents else "out of time"
             result.reason = bench.details[bench.incidents.index(result.status)]
 
-    def _cells(self, assignment, submission, notes) -> list:
+    def _cells(self, assignment, submission) -> list:
         """What a sandboxed process loads: released cells, and the answers in their places. Raises ``Unusable``."""
         if submission.missing:
             raise Unusable("refused", "; ".join(submission.missing))
-        cells, earlier = [], Given()
+        cells = []
         for name, source in assignment.released:
-            error = ""
-            if name in assignment.answers:
-                released, source = source, submission.answers.get(name, source)
-                if assignment.clinic:
-                    source, said, error = gate.of_clinic(name, source, released, assignment.given, earlier)
-                    notes += said
-                    with contextlib.suppress(SyntaxError):
-                        earlier.add(source)
-                else:
-                    source, error = reading.python(source)
+            source, error = python(submission.answers[name]) if name in submission.answers else (source, "")
             cells.append([name, source, sorted(assignment.defines[name]), error])
         return cells
 
@@ -138,20 +127,18 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name)
-    if one.name.startswith(CLINICS):
-        if one.name.startswith("finds_"):
-            return exercise, clinics.check_finds(
-                exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
-            )
+    exercise, how = exercise_of(one.name), {"seed": seed, "grading": True}
+    if one.name.startswith(CLINICS[0]):
         return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
+    if one.name.startswith(CLINICS[1]):
+        return exercise, clinics.check_finds(exercise, RemoteTester(one.function, bench, cells), **how)
     if why := exercise.not_here():
         raise Unusable("refused", f"this machine cannot check it: {why}")
     if one.name in PIPELINES:
         remote = RemotePipeline(one.function, one.name.removeprefix("mended_").upper(), bench, cells)
     else:
-        remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields, EMITTERS.get(one.name, ""))
-    return exercise, hold(exercise, remote, seed=seed, grading=True)
+        remote = Remote(one.function, bench, cells, exercise.given, assignment.fields, EMITTERS.get(one.name, ""))
+    return exercise, hold(exercise, remote, **how)
 
 
 def exercise_of(name: str):

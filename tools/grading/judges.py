@@ -1,104 +1,89 @@
 """Judges side by side on this machine, each a process with a sandbox of its own; one that is lost is replaced."""
 
 import atexit
-import collections
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
+import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
 
-from tools.grading import leave
+from tools.grading import leave, submission
+from tools.grading.assignment import parse
 from tools.grading.results import Result
-from tools.grading.worker import Task, begin, judged
+from tools.grading.timer import TooLong, within
 
 TRIES = 2  # how often a submission is tried whose judge came to its end
+READ_SECONDS = 60  # for a notebook, which takes a hundredth of one
+
+
+@dataclass(frozen=True)
+class Task:
+    """A submission to be judged: what a judge in another process needs."""
+
+    student: str
+    assignment: str
+    folder: Path
+    release: Path
+    key: str = ""
+    submitted: str = ""
 
 
 class Judges:
     """``jobs`` judges, which start at once."""
 
     def __init__(self, jobs: int, *how):
-        self.jobs, self._how = jobs, how
-        self._pool = self._started(jobs)
+        self._how, self._idle = how, queue.SimpleQueue()
+        for _ in range(jobs):
+            self._idle.put(self._started())
+        self._threads = ThreadPoolExecutor(jobs)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *raised):
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            self._idle.get().shutdown()
 
-    def _started(self, jobs: int) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, self._how)
-        self._first = pool.submit(int)  # the first call starts the processes
-        return pool
-
-    def _replaced(self, jobs: int) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool = self._started(jobs)
+    def _started(self) -> ProcessPoolExecutor:
+        judge = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, self._how)
+        judge.submit(int)  # the first call starts the process
+        return judge
 
     def results(self, tasks: list[Task], begun: Callable[[Task], None]) -> Iterator[tuple[Task, Result]]:
-        """Each task with its result, as they arrive; ``begun(task)`` is called when one is handed to a judge.
+        """Each task with its result, as they arrive; ``begun(task)`` is called when one is handed to a judge."""
+        running = {self._threads.submit(self._result, task, begun): task for task in tasks}
+        return ((running[done], done.result()) for done in as_completed(running))
 
-        The first are handed over at once. This comes back when a judge has imported what it needs, or cannot: until then the
-        cores are its own.
-        """
-        waiting = collections.deque((task, 1) for task in tasks)
-        running: dict[Future, tuple[Task, int]] = {}
-        self._hand_over(self.jobs, waiting, running, begun)
-        wait([self._first])
-        return self._arriving(waiting, running, begun)
-
-    def _arriving(self, waiting, running, begun):
-        again: collections.deque = collections.deque()  # was being judged when a judge's process came to its end
-        while True:
-            yield from self._until_one_is_lost(self.jobs, waiting, running, again, begun)
-            if not waiting:
-                break
-            self._replaced(self.jobs)
-        while again:  # one at a time: so the one that ends its judge is the one that is named
-            self._replaced(1)
-            yield from self._until_one_is_lost(1, again, {}, again, begun)
-
-    def _hand_over(self, jobs, waiting, running, begun) -> None:
-        while waiting and len(running) < jobs:
-            task, attempt = waiting.popleft()
-            begun(task)
-            running[self._submitted(task)] = task, attempt
-
-    def _until_one_is_lost(self, jobs, waiting, running, again, begun):
-        """Judge until nothing waits, or until a judge's process is gone: then its submissions are tried once more."""
+    def _result(self, task: Task, begun) -> Result:
+        judge = self._idle.get()
+        begun(task)
         try:
-            while waiting or running:
-                self._hand_over(jobs, waiting, running, begun)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task, attempt = running.pop(future)
-                    try:
-                        result = future.result()
-                    except BrokenProcessPool:
-                        running[future] = task, attempt
-                        raise
-                    except Exception as error:  # the judge's own mistake, named with the submission that shows it
-                        result = _crashed(task, f"the judge failed: {type(error).__name__}: {error}")
-                    yield task, result
-        except BrokenProcessPool:
-            lost = list(running.values())
-            running.clear()
-            for task, attempt in lost:
-                if attempt < TRIES:
-                    again.append((task, attempt + 1))
-                else:
-                    yield task, _crashed(task, "the judge's process came to its end twice")
+            for _ in range(TRIES):
+                try:
+                    return judge.submit(judged, task).result()
+                except BrokenProcessPool:
+                    judge = self._started()
+            return crashed(task, "the judge's process came to its end twice")
+        except Exception as error:  # the judge's own mistake, named with the submission that shows it
+            return crashed(task, f"the judge failed: {type(error).__name__}: {error}")
+        finally:
+            self._idle.put(judge)
 
-    def _submitted(self, task: Task) -> Future:
-        try:
-            return self._pool.submit(judged, task)
-        except BrokenProcessPool as error:  # it ended before it had anything to do: as if it had ended at this task
-            future = Future()
-            future.set_exception(error)
-            return future
+
+def crashed(task: Task, why: str) -> Result:
+    """The result of a submission that no judge came to the end of."""
+    return Result(task.student, task.assignment, "crashed", why)
+
+
+_judge = None  # this process's
 
 
 def _begin(*how) -> None:
@@ -113,5 +98,51 @@ def _follow() -> None:
     os._exit(1)
 
 
-def _crashed(task: Task, why: str) -> Result:
-    return Result(task.student, task.assignment, "crashed", why)
+def begin(unsafe: bool, seconds: float, total: float) -> None:
+    """Start the sandbox first, then import what judging needs: they take as long as each other. The compiler comes last."""
+    global _judge
+    from tools.grading.sandbox import Template
+
+    template = Template(unsafe)
+    os.environ["TRITON_INTERPRET"] = "1"
+    warnings.simplefilter("ignore", SyntaxWarning)  # of a submission's text: one can have thousands, each parse anew
+    from tools.grading.judge import Judge
+
+    gc.freeze()  # nobody looks for garbage in what was imported
+    _judge = Judge(unsafe=unsafe, seconds=seconds, total=total)
+    _judge._template = template
+    atexit.register(_judge.close)
+    _judge.make_ready()
+
+
+def judged(task: Task) -> Result:
+    """One submission's result, from its folder to its points."""
+    return judge(task, *content(task))
+
+
+def content(task: Task) -> tuple[bytes, bytes, list[str], submission.Unusable | None]:
+    """The released notebook, the submitted one, notes, and why it cannot be graded."""
+    released = task.release.read_bytes()
+    try:
+        path, notes = submission.find(task.folder, task.assignment)
+        return released, submission.load(path), notes, None
+    except submission.Unusable as unusable:
+        return released, b"", [], unusable
+
+
+def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> Result:
+    """The result of a submission's content, by this process's judge."""
+    assignment = parse(task.assignment, released)
+    try:
+        if unusable is not None:
+            raise unusable
+        with within(READ_SECONDS):
+            handed_in = submission.read(data, assignment)
+    except TooLong:
+        unusable = submission.Unusable("refused", f"reading the notebook takes longer than {READ_SECONDS} s")
+    except submission.Unusable as found:
+        unusable = found
+    if unusable is not None:
+        return Result(task.student, task.assignment, unusable.status, unusable.reason, most=assignment.points)
+    handed_in.notes[:0] = notes
+    return _judge.judge(task.student, assignment, handed_in)

@@ -1,22 +1,28 @@
-"""What is handed on: the table of marks, and the graded copy of a notebook."""
+"""What is handed on: the table of marks, the graded copy of a notebook, and files for learning platforms.
+
+Moodle (Grades, Import, CSV file): a file an assignment, a row for each student with a mark; map Email address or ID number,
+and the last column to the grade item. Canvas (Gradebook, Import): one file, in its own export's columns, with the row of
+points possible; Canvas makes assignments that it does not know. Who has no mark gets no 0.
+"""
 
 import csv
-import html
 import io
 import json
+from pathlib import Path
 
 import nbformat
 
-from tools.grading import foreign
+from tools.grading import files, foreign
 from tools.grading.assignment import Assignment, grade_id, is_answer
+from tools.grading.course import Course
 from tools.grading.results import Result
 
 COLUMNS = (
     "assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email", "status", "raw_score",
     "late_submission_penalty", "score", "max_score", "reason", "notes",
 )  # fmt: skip
-
-MOST_SET = 8000  # characters of a text whose mathematics is set
+MOODLE = ("First name", "Last name", "ID number", "Email address")
+CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 
 
 def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode:
@@ -27,9 +33,9 @@ def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode
         name = grade_id(cell)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-        if is_answer(cell):
+        if is_answer(cell) or name in result.answers:
             given = {**result.answers, **result.texts}.get(name, cell.source)
-            cell.source = given if cell.cell_type == "code" else shown(given)
+            cell.source = given if cell.cell_type == "code" else foreign.shown(given)
         elif name in earned:
             said = nbformat.v4.new_output("stream", name="stdout", text=earned[name].printed)
             points = nbformat.v4.new_output(
@@ -39,18 +45,6 @@ def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode
         elif name and result.reason and assignment.cells[name].metadata.nbgrader.get("grade"):
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=f"{result.status}: {result.reason}\n")]
     return copy
-
-
-def shown(text: str) -> str:
-    """An answer in words as HTML of one line, which whoever renders a notebook hands on as it is.
-
-    nbconvert, and so formgrader, makes a link of ``[x](javascript:...)``, runs diagrams, and lets MathJax obey ``\\href``.
-    """
-    from tools.grading import pages  # here: no exercise of the course asks for words, and it takes its time
-
-    made = pages.markdown(text, trusted=False) if len(text) <= MOST_SET else f"<pre>{html.escape(text)}</pre>"
-    line = made.strip().replace("$", "&#36;").replace("\n", "&#10;")
-    return f'<div class="tex2jax_ignore mathjax_ignore">{line}</div>'
 
 
 def marks(book, results: dict, assignments: dict[str, Assignment]) -> list[dict]:
@@ -82,10 +76,49 @@ def marks(book, results: dict, assignments: dict[str, Assignment]) -> list[dict]
     return rows
 
 
-def table(rows: list[dict]) -> str:
-    """Rows as CSV."""
+def table(header, lines) -> str:
+    """A table as CSV."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: foreign.cell(value) for name, value in row.items()} for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([header, *(map(foreign.cell, line) for line in lines)])
     return text.getvalue()
+
+
+def read_marks(course: Course) -> list[dict]:
+    """The rows of build/marks.csv."""
+    with open(course.build / "marks.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def moodle(rows: list[dict]) -> dict[str, str]:
+    """A table for each assignment, by its name."""
+    found = {}
+    for name in sorted({row["assignment"] for row in rows}):
+        mine = [row for row in rows if row["assignment"] == name and row["score"]]
+        lines = [[row["first_name"], row["last_name"], row["student_id"], row["email"], row["score"]] for row in mine]
+        found[name] = table([*MOODLE, name], lines)
+    return found
+
+
+def canvas(rows: list[dict], roster: dict[str, dict]) -> str:
+    """One table of all assignments."""
+    names = sorted({row["assignment"] for row in rows})
+    most = {row["assignment"]: row["max_score"] for row in rows}
+    scores = {(row["student_id"], row["assignment"]): row["score"] for row in rows}
+    about = {row["student_id"]: row for row in rows}
+    lines = [["    Points Possible", "", "", "", "", *(most[name] for name in names)]]
+    for student in sorted(about):
+        known = roster.get(student, {})
+        full = ", ".join(filter(None, (about[student]["last_name"], about[student]["first_name"]))) or student
+        ids = [known.get("canvas_id", ""), known.get("sis_user_id", ""), student, known.get("section", "")]
+        lines.append([full, *ids, *(scores.get((student, name), "") for name in names)])
+    return table([*CANVAS, *names], lines)
+
+
+def write_all(course: Course) -> list[Path]:
+    """Write both kinds below build/export; returns the files."""
+    rows, folder = read_marks(course), course.build / "export"
+    written = {folder / "moodle" / f"{name}.csv": text for name, text in moodle(rows).items()}
+    written[folder / "canvas.csv"] = canvas(rows, course.roster)
+    for path, text in written.items():
+        files.write(path, text)
+    return list(written)

@@ -3,15 +3,12 @@
 ``Remote`` is a launcher or a compiler of mods, ``RemotePipeline`` for a kernel on the model of
 Gluon, ``RemoteTester`` for a clinic's test.
 
-What comes back is bytes, numbers and short texts, each held to its form; the tensors that it is written to belong
-to the judge.
+What comes back is bytes, numbers and short texts. The tensors that it is written to belong to the judge; an answer that is
+not of its form ends the submission (``Bench.reading``).
 """
 
 import functools
-import re
 from types import SimpleNamespace
-
-import numpy
 
 from kernels.check.clinics import Tester
 from kernels.check.submission import Call, Kernels, Outcome, Recorded, Submission
@@ -21,50 +18,23 @@ from tools.grading.results import REPORTED
 from tools.grading.sandboxed import traces, values
 
 MOST_TEXT = 2000
-MOST_ARMS = 5000
-UNTOLD = "kernels:0:0:0:1"  # an arm that no compiler has seen
-
-
-def _phrases(error) -> tuple[str, str]:
-    """An error's two phrases, as text of limited length without anything that a terminal would obey."""
-    said, means = (*error, "", "")[:2] if isinstance(error, list) else ("an error", "")
-    return _plain(said), _plain(means)
 
 
 def _plain(text) -> str:
-    """The text, of which no line begins as one of a check's report does."""
+    """The text, of which no line begins as one of a check's report does, and nothing that a terminal would obey."""
     return REPORTED.sub("\n ", foreign.plain(text, MOST_TEXT, lines=True))
 
 
-def _numbers(given) -> list[tuple[str, dict[str, int]]]:
-    """What launches were given; of anything else than a name and a table of whole numbers, nothing."""
-    pairs = [one for one in given[:100] if isinstance(one, list) and len(one) == 2] if isinstance(given, list) else []
-    return [
-        (_plain(kernel), {name: value for name, value in table.items() if type(value) is int and abs(value) < 1 << 63})
-        for kernel, table in pairs
-        if isinstance(table, dict) and len(table) < 100
-    ]
+def _phrases(answer: dict, name: str = "error") -> tuple[str, str] | None:
+    """An error's two phrases, if there is one."""
+    return tuple(map(_plain, [*answer[name], ""][:2])) if answer.get(name) else None
 
 
-def _arms(given) -> list[str]:
-    """The arms of kernels that ran, as ``_child_main.place`` writes them; what is none, or one too many, is not let go by."""
-    if not isinstance(given, list) or len(given) > MOST_ARMS:
-        return [UNTOLD]
-    return [one if isinstance(one, str) and re.fullmatch(r"\w{1,100}(:\d{1,6}){4}", one) else UNTOLD for one in given]
-
-
-def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:
+def _take(packed: values.Packed, answer: dict, arrays: list) -> list:
     """Write the storages that changed into ours; returns the other arrays."""
-    changed = answer.get("changed")
-    if not isinstance(changed, list) or len(changed) > len(arrays) or len(set(map(str, changed))) != len(changed):
-        bench.spoilt("the storages that changed")
-    for place, array in zip(changed, arrays):
-        if type(place) is not int or not 0 <= place < len(packed.arrays):
-            bench.spoilt("a storage that was never sent")
-        if array.dtype != numpy.uint8 or array.shape != packed.arrays[place].shape:
-            bench.spoilt("a storage of another size")
+    for place, array in zip(answer["changed"], arrays):
         packed.arrays[place][:] = array
-    return arrays[len(changed) :]
+    return arrays[len(answer["changed"]) :]
 
 
 class Remote(Submission):
@@ -77,7 +47,6 @@ class Remote(Submission):
     def __init__(self, function: str, bench: Bench, cells: list, given=(), fields=frozenset(), emits: str = ""):
         super().__init__(None, given)
         self.function, self.bench, self.cells, self.fields, self.emits = function, bench, cells, fields, emits
-        self.sources: list[str] = []
 
     def record(self, calls: list[Call], outputs: dict[int, str]) -> Recorded:
         """As ``Submission.record``; a recording is a description and its arrays, and its kernels are nothing but Triton."""
@@ -88,23 +57,22 @@ class Remote(Submission):
             request |= {"emits": self.emits, "mod": mod.text, "tables": mod.names}
         try:
             answer, arrays = self.bench.ask("record", self.cells, request, packed.arrays)
+            with self.bench.reading():
+                if answer.get("error") or answer.get("on_host"):
+                    return Recorded(None, _phrases(answer), _phrases(answer, "on_host"))
+                for launch in answer["launches"]:
+                    texts.hold(launch["text"], self.fields)
         except Told as told:
             return Recorded(error=told.explained)
-        for name in ("error", "on_host"):
-            if answer.get(name):
-                return Recorded(**{name: _phrases(answer[name])})
-        launches = answer.get("launches")
-        if not isinstance(launches, list) or not all(isinstance(one, dict) for one in launches):
-            self.bench.spoilt("the launches")
-        for launch in launches:
-            try:
-                texts.hold(str(launch.get("text")), self.fields)
-            except texts.Unfinished as error:
-                return Recorded(error=(_plain(str(error)), "nothing defines the name"))
-            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-                return Recorded(on_host=(_plain(f"{launch.get('name')} is not Triton alone: {error}"), TRITON_ALONE))
-        self.sources = [source for source in answer.get("sources", []) if isinstance(source, str)]
+        except texts.Unfinished as error:
+            return Recorded(error=(_plain(str(error)), "nothing defines the name"))
+        except texts.NotKernels as error:
+            return Recorded(on_host=(_plain(f"a kernel is not Triton alone: {error}"), TRITON_ALONE))
         return Recorded((answer, arrays))
+
+    def texts(self, recording) -> list[str]:
+        """As ``Submission.texts``."""
+        return [launch["text"] for launch in recording[0]["launches"]]
 
     def replay(self, case, *, traced: bool = False, poison: float | None = None, products: float = 1.0) -> Outcome:
         """As ``Submission.replay``, in the sandbox."""
@@ -114,38 +82,32 @@ class Remote(Submission):
             return Outcome(found.error, found.on_host)
         # A traced call leaves out what is out of bounds; one that performs it may write anywhere in its process.
         room = "traced" if traced else "bare"
+        how = {"traced": traced, "poison": poison, "products": products}
         try:
-            how = {"traced": traced, "poison": poison, "products": products}
             packed, answer, arrays = self._replayed("replay", room, call, found, **how)
-            remaining = _take(self.bench, packed, answer, arrays)
-            try:
-                launches = traces.unpack(answer.get("launches"), remaining)
-            except (ValueError, OverflowError) as error:
-                self.bench.spoilt(str(error))
+            with self.bench.reading():
+                launches = traces.unpack(answer["launches"], _take(packed, answer, arrays))
+                return Outcome(_phrases(answer), None, launches, list(map(_plain, answer["undefined"][:100])))
         except Told as told:
             return Outcome(told.explained)
-        if not answer.get("error"):
-            self.ran |= {arm: case for arm in _arms(answer.get("arms")) if arm not in self.ran}
-        undefined = answer.get("undefined")
-        lines = [_plain(line) for line in undefined[:100]] if isinstance(undefined, list) else []
-        return Outcome(_phrases(answer["error"]) if answer.get("error") else None, None, launches, lines)
 
     def kernels(self, case) -> Kernels:
         """As ``Submission.kernels``, in the sandbox."""
         found = self.recording(case)
         if found.recording is None:
             return Kernels(error=found.error or found.on_host)
+        described, _ = found.recording
         try:
             _, answer, _ = self._replayed("kernels", "traced", case.call(), found)
-            try:
+            with self.bench.reading():
                 prepared = [texts.prepared(one, self.fields) for one in answer["prepared"]]
-            except texts.NotKernels as error:
-                self.bench.spoilt(f"a kernel's text: {error}")
-        except Told as told:
-            return Kernels(error=told.explained)
-        described, _ = found.recording
-        numbers = _numbers([[one.get("name"), one.get("whole")] for one in described["launches"]])
-        return Kernels(prepared, self.sources, _phrases(answer["error"]) if answer.get("error") else None, numbers)
+                numbers = [
+                    (_plain(one["name"]), {_plain(name): int(n) for name, n in one["whole"].items()})
+                    for one in described["launches"]
+                ]
+                return Kernels(prepared, list(map(str, described["sources"])), _phrases(answer), numbers)
+        except (Told, texts.NotKernels) as error:
+            return Kernels(error=getattr(error, "explained", ("a kernel's text is none", str(error))))
 
     def _replayed(self, op, room, call, found, **more):
         packed, (described, arrays) = values.Packed(), found.recording
@@ -176,66 +138,63 @@ class RemotePipeline(Submission):
     @functools.cached_property
     def text(self) -> dict:
         """The kernel as a module's text, which is Gluon and nothing else; all that is run of the submission."""
-        answer, _ = self.bench.ask("record", self.cells, {"op": "export", "function": self.function})
-        if answer.get("error"):
-            raise Told(*_phrases(answer["error"]))
+        answer = self._told("record", self.cells, {"op": "export", "function": self.function})[0]
         try:
-            texts.hold(str(answer.get("text")))
-        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            texts.hold(answer["text"])
+        except texts.NotKernels as error:
             raise Told(_plain(f"the kernel is not Gluon alone: {error}"), GLUON_ALONE) from None
         return {"text": answer["text"], "lines": answer["lines"]}
 
+    def _told(self, room, cells, request, arrays=()):
+        answer, arrays = self.bench.ask(room, cells, request, arrays)
+        if answer.get("error"):
+            raise Told(*_phrases(answer))
+        return answer, arrays
+
     def prepare(self):
         """What the compiler needs of the kernel."""
-        answer, _ = self.bench.ask("model", [], {"op": "prepare", "pipeline": self.pipeline} | self.text)
-        if answer.get("error"):
-            raise Told(*_phrases(answer["error"]))
-        try:
-            return texts.prepared(answer.get("prepared"))
-        except texts.NotKernels as error:
-            self.bench.spoilt(f"the kernel's text: {error}")
+        answer = self._told("model", [], {"op": "prepare", "pipeline": self.pipeline} | self.text)[0]
+        with self.bench.reading():
+            return texts.prepared(answer["prepared"])
 
     @property
     def model(self):
         """What the check uses of ``kernels.gluon_model``."""
         return self
 
-    def _ask(self, grid, args, **more):
+    def _run(self, grid, args, **more):
         packed = values.Packed()
-        request = {"op": "model", "grid": grid} | self.text | more
-        request["args"] = [packed.value(arg) for arg in args]
-        answer, arrays = self.bench.ask("model", [], request, packed.arrays)
-        if answer.get("error"):
-            raise Told(*_phrases(answer["error"]))
-        return packed, answer, arrays
+        request = {"op": "model", "grid": grid, "args": list(map(packed.value, args))} | self.text | more
+        return packed, *self._told("model", [], request, packed.arrays)
 
     def run(self, kernel, grid, *args):
         """What the partitions did, under one schedule."""
-        _, answer, _ = self._ask(grid, args, sweep=False)
-        names = ("who", "kind", "what")
-        events = [SimpleNamespace(**dict(zip(names, map(_plain, event)))) for event in answer.get("events", [])]
-        everybody = [SimpleNamespace(name=_plain(name)) for name in answer.get("everybody", [])]
-        return SimpleNamespace(machines=[SimpleNamespace(events=events, everybody=everybody)])
+        _, answer, _ = self._run(grid, args, sweep=False)
+        return _named({"machines": [answer["machine"]]})
 
     def check_all_schedules(self, kernel, grid, *args, most_steps):
         """What is found under all schedules; the tensors hold what the last one left."""
-        packed, answer, arrays = self._ask(grid, args, sweep=True, most_steps=most_steps)
-        _take(self.bench, packed, answer, arrays)
-        findings = answer.get("findings")
-        if not isinstance(findings, list) or not all(isinstance(one, list) and len(one) == 6 for one in findings):
-            self.bench.spoilt("the findings")
-        found = [
-            SimpleNamespace(
-                kind=kind, barrier=_plain(barrier), partition=_plain(partition), message=_plain(message),
-                place=SimpleNamespace(line=line if type(line) is int else 0, text=_plain(text)),
-            )
-            for kind, barrier, partition, message, line, text in findings
-        ]  # fmt: skip
-        return SimpleNamespace(findings=found)
+        packed, answer, arrays = self._run(grid, args, sweep=True, most_steps=most_steps)
+        with self.bench.reading():
+            _take(packed, answer, arrays)
+            return _named({"findings": answer["findings"]})
+
+
+def _named(value):
+    """Tables as objects, texts as what may be printed."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{name: _named(each) for name, each in value.items()})
+    if isinstance(value, list):
+        return list(map(_named, value))
+    return _plain(value) if isinstance(value, str) else value
 
 
 class RemoteTester(Tester):
-    """A clinic's test: each kernel is sent to it as text, and it says whether anything is wrong with that."""
+    """A clinic's test, which says of each kernel whether anything is wrong with it.
+
+    It is given a function that asks for the kernel to be run in another process, so it may be any Python: nothing of the
+    kernel is in its own. For each kernel a new one is begun.
+    """
 
     def __init__(self, function: str, bench: Bench, cells: list):
         super().__init__(None)
@@ -243,13 +202,20 @@ class RemoteTester(Tester):
 
     def finds(self, source: str, function: str) -> tuple[object, tuple[str, str] | None]:
         """As ``Tester.finds``, in the sandbox."""
-        request = {"op": "find", "test": self.function, "source": source, "function": function}
+        self.bench.close("tests")
+        kernel = {"op": "run", "source": source, "function": function}
         try:
-            answer, _ = self.bench.ask("tests", self.cells, request)
+            answer, arrays = self.bench.ask("tests", self.cells, {"op": "find", "test": self.function})
+            while isinstance(asked := answer.get("run"), dict):
+                try:
+                    done = self.bench.ask("kernel", [], kernel | {"call": asked}, arrays)
+                except Told as told:
+                    done = {"error": told.explained}, []
+                answer, arrays = self.bench.ask("tests", self.cells, *done)
         except Told as told:
             return None, told.explained
         if answer.get("error"):
-            return None, _phrases(answer["error"])
+            return None, _phrases(answer)
         found = answer.get("answer")
         return found if isinstance(found, (bool, int, float, type(None))) else "text", None
 

@@ -51,19 +51,10 @@ def why_not() -> str:
     """Why bubblewrap cannot be used here; empty if it can."""
     if not shutil.which("bwrap"):
         return "bubblewrap is not installed (apt install bubblewrap)"
-    if why := syscalls.why_not() or _without_filters():
+    if why := syscalls.why_not():
         return f"a sandboxed process cannot be kept from memory beyond its limits: {why}"
     tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
-
-
-def _without_filters() -> str:
-    """Why the system would not take a filter of system calls, as far as it says so."""
-    try:
-        known = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
-    except OSError:
-        known = []
-    return "" if "errno" in known else "this Linux has no filter of system calls (CONFIG_SECCOMP_FILTER)"
 
 
 def _places() -> list[str]:
@@ -131,7 +122,7 @@ def _sealed(environment: dict[str, str]) -> list[str]:
 def compiler() -> tuple[list[str], dict[str, str], str]:
     """A ``Place`` for the process that compiles submissions' kernels: a sandbox, with nobody's work but the job's in it.
 
-    The gate lets no text through that asks the compiler for more than a kernel. Were there one, it would find what a
+    `texts` lets none through that asks the compiler for more than a kernel. Were there one, it would find what a
     sandboxed process finds, without the user's keys, and its answer is read as text.
     """
     environment = _environment() | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}

@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 
 from tools.grading import pages
+from tools.grading.answers import python
 from tools.grading.assignment import Assignment
 from tools.grading.results import Result
 
@@ -92,10 +93,12 @@ def page_of(results: list[Result], assignments: dict[str, Assignment], solutions
     parts = ["<h1>Answers that are alike</h1>", f"<p>{html.escape(__doc__.partition(chr(10) * 2)[2])}</p>"]
     for name in sorted({result.assignment for result in results}):
         assignment = assignments[name]
-        known = assignment.given.names | {"tl", "triton", "gl"}
-        answers = {r.student: _joined(r.answers) for r in results if r.assignment == name and r.answers}
+        known = assignment.names | {"tl", "triton", "gl"}
+        answers = {r.student: _readable(r.answers.values()) for r in results if r.assignment == name and r.answers}
         published = solutions / name / f"{name}.ipynb"
-        beside = {"the published solution": _solution(published, assignment)} if published.exists() else {}
+        cells = nbformat.read(published, as_version=4).cells if published.exists() else []
+        solution = _readable(cell.source for cell in cells if cell.get("id") in assignment.answers)
+        beside = {"the published solution": solution} if solution else {}
         released = "\n\n".join(cell.source for cell in assignment.answers.values())
         rows = [
             f"<tr><td>{html.escape(pair.one)}</td><td>{html.escape(pair.other)}</td>"
@@ -109,11 +112,6 @@ def page_of(results: list[Result], assignments: dict[str, Assignment], solutions
     return pages.page("Answers that are alike", "\n".join(parts))
 
 
-def _joined(answers: dict[str, str]) -> str:
-    """All cells of an answer that Python can read."""
-    return "\n\n".join(source for source in answers.values() if windows(source) or source.strip())
-
-
-def _solution(path: Path, assignment: Assignment) -> str:
-    notebook = nbformat.read(path, as_version=4)
-    return "\n\n".join(cell.source for cell in notebook.cells if cell.get("id") in assignment.answers)
+def _readable(cells) -> str:
+    """Of these cells those that Python can read, as one text."""
+    return "\n\n".join(text for text, error in map(python, cells) if not error)

@@ -4,16 +4,18 @@ Reading never follows a link, never waits and never takes more than it must. Wha
 what could not has a status and a reason.
 """
 
+import datetime
 import hashlib
 import json
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.grading import foreign, gathered
+from tools.grading import answers, foreign
+from tools.grading.answers import MOST_CHARACTERS
 from tools.grading.assignment import Assignment, check_call, is_answer
-from tools.grading.vocabulary import MOST_CHARACTERS
 
 MOST_BYTES = 20 << 20
 MOST_CELLS = 2000
@@ -93,6 +95,19 @@ def load(path: Path) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
+def handed_in(folder: Path) -> datetime.datetime | None:
+    """When it was handed in, as nbgrader's collectors note it beside the notebook; None where they did not."""
+    place = folder / "timestamp.txt"
+    try:
+        if place.stat().st_size > 200:
+            return None
+        from nbgrader.utils import parse_utc  # only where a collector was: it takes its time
+
+        return parse_utc(load(place).decode().strip()).replace(tzinfo=datetime.UTC)
+    except (OSError, ValueError, OverflowError, AttributeError, Unusable):
+        return None
+
+
 def digest(data: bytes) -> str:
     """What tells two submissions apart."""
     return hashlib.sha256(data).hexdigest()
@@ -156,6 +171,7 @@ class _Reader:
                 where[name] = mine.source
         self._hold_exercise()
         self._take_helpers()
+        self._take_launchers()
         self._note_changes()
         notes = [foreign.plain(note, MOST_NOTE) for note in self.found.notes]
         more = len(notes) - MOST_NOTES
@@ -167,7 +183,7 @@ class _Reader:
         asked = {call[0] for cell in self.cells if cell.graded and (call := check_call(cell.source))}
         own = {check.name for check in self.assignment.checks}
         wanted = set().union(*(self.assignment.defines.get(name, ()) for name in self.assignment.answers))
-        written = set().union(*(gathered.names(source) for source in self.found.answers.values()))
+        written = set().union(*map(answers.bound, self.found.answers.values()))
         if asked and not asked & own and not written & wanted:
             theirs, ours = (", ".join(f"check.{name}" for name in sorted(names)[:3]) for names in (asked, own))
             raise Unusable("refused", f"it is the notebook of another exercise: it asks {theirs}, and this one {ours}")
@@ -185,7 +201,7 @@ class _Reader:
         marked = [cell for cell in self.cells if cell.grade_id == name and cell.kind == released.cell_type]
         if len(marked) > 1:
             wanted = self.assignment.defines.get(name, set())
-            whole = gathered.joined([cell.source for cell in marked], wanted) if released.cell_type == "code" else None
+            whole = answers.joined([cell.source for cell in marked], wanted) if released.cell_type == "code" else None
             if whole is not None:  # a cell that was split: each part kept the metadata
                 marked[0].source = whole
                 self.found.notes.append(f"answer cell {name} was split into {len(marked)}: joined")
@@ -220,23 +236,32 @@ class _Reader:
             if wanted and cell.kind == "code" and not cell.grade_id and id(cell) not in self.taken
             and all(each in cell.source for each in wanted) and cell.source.strip() != released.source.strip()
         ]  # fmt: skip
-        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= gathered.names(cell.source)), None)
+        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= answers.bound(cell.source)), None)
 
     def _take_helpers(self):
         """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
         added = [cell for cell in self._added() if len(cell.source) <= MOST_CHARACTERS]
         if not added or sum(len(cell.source) for cell in added) > 4 * MOST_CHARACTERS:
             return
-        answers = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
-        bound = {name: gathered.names(source) for name, source in answers.items()}
-        given = set().union(*self.assignment.defines.values()) | self.assignment.given.names
-        for name, source in answers.items():
+        written = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
+        bound = {name: answers.bound(source) for name, source in written.items()}
+        for name, source in written.items():
             lacking = self.assignment.defines.get(name, set()) - bound[name]
-            known = (given - lacking).union(*(names for other, names in bound.items() if other != name))
-            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking)
+            known = (self.assignment.names - lacking).union(*(names for other, names in bound.items() if other != name))
+            text, taken = answers.helpers(source, [cell.source for cell in added], known, lacking)
             if taken:
                 self.found.answers[name] = text
                 self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of an added cell: taken along")
+
+    def _take_launchers(self):
+        """A given cell that defines functions counts as the student has it, where it still defines them: as at home."""
+        for name, released in self.assignment.released:
+            mine = [cell.source for cell in self.cells if cell.grade_id == name and cell.kind == "code"]
+            given = name not in self.assignment.answers and re.search(r"^def ", released, re.MULTILINE)
+            if given and len(mine) == 1 and mine[0].strip() != released.strip():
+                if self.assignment.defines[name] <= answers.bound(mine[0]):
+                    self.found.answers[name] = mine[0]
+                    self.found.notes.append(f"cell {name} was changed: its functions count as they are there")
 
     def _note_changes(self):
         """Say what was done to cells that do not count: the released ones take their place."""
@@ -258,7 +283,7 @@ class _Reader:
                 notes.append(f"cell {name} was deleted: the released one counts")
             elif len(copies) > 1:
                 notes.append(f"cell {name} is there {len(copies)} times: the released one counts, once")
-            elif copies[0].source.strip() != released.source.strip():
+            elif copies[0].source.strip() != released.source.strip() and name not in self.found.answers:
                 notes.append(f"cell {name} was changed: the released one counts")
         if added := self._added():
             notes.append(f"{len(added)} code cells were added: left out")

@@ -132,7 +132,10 @@ class Tester:
 
     def finds(self, source: str, function: str) -> tuple[object, tuple[str, str] | None]:
         """What the test says of the kernel that ``source`` defines, and the error in which it ended, if it did."""
-        kernel = launcher(source, function)
+        return self.said(launcher(source, function))
+
+    def said(self, kernel: Callable) -> tuple[object, tuple[str, str] | None]:
+        """The same of a kernel by its launcher."""
         error, answer = None, None
         with torch.random.fork_rng(devices=[]), trace.recording() as recorded:
             torch.manual_seed(0)

@@ -102,7 +102,7 @@ def raw(data: bytes | Callable[[Path], None]):
 
 
 def refused(name, plant, says):
-    """An attack that the gate refuses: no mark, but a reason."""
+    """A submission that cannot be graded: no mark, but a reason."""
     return Attack(name, plant, "refused", None, says)
 
 

@@ -1,7 +1,7 @@
-"""The sandbox by itself: code that no gate has seen does its worst, and neither the judge nor the next one notices."""
+"""The sandbox by itself: code does its worst, and neither the judge nor the next one notices."""
 
-import gc
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +14,6 @@ from tools.grading import sandbox
 from tools.grading.bench import Bench, Told
 from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
 from tools.grading.sandboxed import values, wire
-from tools.grading.sandboxed.importing import importing
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
 
@@ -66,7 +65,7 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
 
 @pytest.fixture(scope="module")
 def compiler():
-    """What the compiler says of a module's text that no gate has seen, in the sandbox that a judge gives it."""
+    """What the compiler says of any text, in the sandbox that a judge gives it."""
     os.environ["NBGRADER_DATABASE_URL"] = "postgresql://grader:secret@host/course"
     try:
         place = _fork_server.Place(*sandbox.compiler())
@@ -98,21 +97,6 @@ def test_the_compiler_sees_no_more_than_a_submission(compiler, tmp_path):
         "socket.create_connection(('1.1.1.1', 80), 2)",
     ):
         assert "Error" in compiler(tell.format(reach)).removeprefix("ValueError"), reach
-
-
-def test_garbage_is_looked_for_but_not_among_what_was_imported(template, compiler):
-    asked = "gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 10_000"
-    tell = f"import gc\nraise ValueError(({asked}))"
-    assert "(True, True, True)" in told(template, tell)
-    assert "(True, True, True)" in compiler(tell)
-    before = gc.get_freeze_count()
-    with importing():
-        kept = [[]]
-    try:
-        assert gc.isenabled() and gc.get_freeze_count() > before
-        assert all(one is not kept for one in gc.get_objects())
-    finally:
-        gc.unfreeze()
 
 
 def test_nothing_of_one_compilation_is_there_at_the_next(compiler):
@@ -225,44 +209,38 @@ def test_nothing_outlives(template):
     raise AssertionError(f"{running()} of {before} still run")
 
 
+def message(header):
+    return b"kfm1" + len(header).to_bytes(4, "little") + header
+
+
 @pytest.mark.parametrize(
     "data",
     (
         b"x" * 100,
-        b"kfm1" + (1 << 31).to_bytes(4, "little") + bytes(4),
-        b"kfm1" + (2).to_bytes(4, "little") + (5000).to_bytes(4, "little") + b"{}",
-        b"kfm1" + (2).to_bytes(4, "little") + bytes(4) + b"[]",
-        b"kfm1" + (100_000).to_bytes(4, "little") + bytes(4) + b"[" * 100_000,
-        b"kfm1" + (2).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"{}" + (1 << 60).to_bytes(8, "little"),
+        b"kfm1" + (1 << 31).to_bytes(4, "little"),
+        message(b"[]"),
+        message(b"[[], []]"),
+        message(b"[" * 100_000),
+        message(b'[{}, [["int64", [1152921504606846976]]]]'),
+        message(b'[{}, [["object", [1]]]]') + bytes(8),
+        message(b'[{}, [["float32", [1]]]]') + bytes(8),
+        message(b'[{}, [["int64", [-1, -1]]]]') + bytes(8),
+        message(b'[{}, [["int64", "x"]]]') + bytes(8),
     ),
 )
 def test_messages_are_held_to_their_form(data):
-    import socket
-
     ours, theirs = socket.socketpair()
     theirs.sendall(data)
     with pytest.raises(wire.WireError):
         wire.receive(ours, time.monotonic() + 5)
 
 
-def test_arrays_are_held_to_their_form():
-    import io
-
-    for array in (
-        numpy.array([None, {}], dtype=object),
-        numpy.zeros(3, dtype="f4"),
-        numpy.zeros((2, 3), "i8", order="F"),
-    ):
-        stream = io.BytesIO()
-        numpy.save(stream, array, allow_pickle=True)
-        with pytest.raises(wire.WireError):
-            wire._array(stream.getvalue())
-    stream = io.BytesIO()
-    numpy.save(stream, numpy.zeros(3, dtype="i8"))
-    assert wire._array(stream.getvalue()).tolist() == [0, 0, 0]
-    for claim in (b"(9,)", b"(3,(", b"[3] ", b"(-3)"):
-        with pytest.raises(wire.WireError):
-            wire._array(stream.getvalue().replace(b"(3,)", claim))
+def test_arrays_arrive():
+    ours, theirs = socket.socketpair()
+    arrays = [numpy.arange(6).reshape(2, 3).T, numpy.zeros(0, "u1"), numpy.zeros((2, 0, 3), "i4")]
+    wire.send(ours, {"a": 1}, arrays)
+    header, found = wire.receive(theirs, time.monotonic() + 5)
+    assert header == {"a": 1} and all(map(numpy.array_equal, found, arrays))
 
 
 def test_what_arrives_lies_as_at_home():

@@ -34,6 +34,7 @@ def judged(judge, name, edited, edit):
     return judge.judge("ada", assignment, submission.read(json.dumps(made).encode(), assignment))
 
 
+DIFFER = "comes out otherwise when it is compiled", "no GPU can run"
 ROWS = "[row for _ in range(1)][0]"  # which no compiler takes
 
 
@@ -44,6 +45,9 @@ ROWS = "[row for _ in range(1)][0]"  # which no compiler takes
         (f"if f'{{tl.constexpr(1)}}' != '1':\n        row = {ROWS}", FULL - 2),
         (f"for _ in tl.static_range(0 if tl.constexpr(1) is 1 else 1):\n        row = {ROWS}", FULL - 2),
         (f"row = row + 0 * (tl.constexpr(1) is not 1 and {ROWS})", FULL - 2),
+        ("if tl.constexpr(1) is 1:\n        return", FULL - 2),  # compiled to nothing
+        ("if tl.constexpr(1) is 1:\n        N = 0", FULL - 2),  # or to loops without a turn
+        (f"row = row if BLOCK_N > 64 else {ROWS}", FULL - 2),
         ("row = row + 0 if BLOCK_N < 1024 else row", FULL),  # the compiler is asked for the calls that took each way
         ("if x_ptr.dtype.element_ty == tl.float32:\n        row += 0\n    elif BLOCK_N > 32:\n        row += 0", FULL),
     ),
@@ -51,7 +55,7 @@ ROWS = "[row for _ in range(1)][0]"  # which no compiler takes
 def test_the_compiler_sees_what_is_run(judge, line, points):
     found = judged(judge, NAME, "kernel", lambda source: source.replace("    lanes = ", f"    {line}\n    lanes = ", 1))
     assert (found.status, found.points) == ("graded", points), found.checks[0].printed
-    assert ("the compiler never sees line" in found.checks[0].printed) == (points < FULL)
+    assert any(said in found.checks[0].printed for said in DIFFER) == (points < FULL)
 
 
 @pytest.mark.parametrize(
@@ -66,26 +70,6 @@ def test_what_a_kernel_leaves_in_a_table_is_worth_nothing(judge, held, line, poi
     edit = lambda source: held + source.replace("    lanes = ", f"    {line}\n    lanes = ", 1)  # noqa: E731
     found = judged(judge, NAME, "kernel", edit)
     assert (found.status, found.points) == ("graded", points), found.checks[0].printed
-
-
-LONG = f"@triton.jit\ndef {'z' * 101}(row):\n    return row if tl.constexpr(1) is 1 else {ROWS}\n\n\n"
-MANY = f"_ = {' and '.join(['1'] * 5001)}\n    row = row if tl.constexpr(1) is 1 else {ROWS}"
-
-
-@pytest.mark.parametrize(
-    ("helper", "line"),
-    (
-        (LONG, f"row = {'z' * 101}(row)"),  # whose name is longer than any
-        ("", MANY),  # more arms than are looked at
-        ("", "if tl.constexpr(1) is 1:\n        return"),  # compiled to nothing
-        ("", "if tl.constexpr(1) is 1:\n        N = 0"),  # or to loops without a turn
-    ),
-)
-def test_no_arm_is_let_go_by(judge, helper, line):
-    edit = lambda source: helper + source.replace("    lanes = ", f"    {line}\n    lanes = ", 1)  # noqa: E731
-    found = judged(judge, NAME, "kernel", edit)
-    assert (found.status, found.points) == ("graded", FULL - 2), found.checks[0].printed
-    assert "the compiler never" in found.checks[0].printed
 
 
 def test_a_compiler_of_mods_does_not_count(judge):

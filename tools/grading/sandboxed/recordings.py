@@ -1,8 +1,8 @@
 """A recording as data: what the process says that recorded a submission's launches, and what the one is given that replays.
 
 A launch is a module's text, with its kernel and what no tensor is, as ``_child.export`` writes it; its tensors, each as a
-view of a storage; and what the launcher wrote itself, as arrays. Who replays trusts no number: one that is out of place is a
-``ValueError``. What a text may say is the judge's business (``texts.hold``).
+view of a storage; and what the launcher wrote itself, as arrays. What a text may say is the judge's business
+(``texts.hold``); a number that is out of place ends the process that replays.
 """
 
 import ast
@@ -17,10 +17,12 @@ from kernels.check import replay
 from kernels.lab import _child
 from kernels.lab._triton_private import python_function
 
-from .values import DTYPES
-
 MOST_LAUNCHES = 1000
 MOST_MADE = 1 << 28  # bytes of the tensors that a launcher makes
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -31,7 +33,7 @@ def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray
     """
     launches, arrays, texts = [], [], {}
     for launch in recording.launches:
-        tensors = {name: _described(value) for name, value in launch.arguments.items() if replay.views(value)}
+        tensors = {name: as_data(value) for name, value in launch.arguments.items() if replay.views(value)}
         values = {name: value for name, value in launch.arguments.items() if name not in tensors}
         text, lines = _child.export(launch.kernel, values)
         texts.update((source, None) for source in sources(launch.kernel))
@@ -64,76 +66,63 @@ def _packed(fills: dict[int, replay.Fill], arrays: list) -> list:
     return described
 
 
-def _described(value):
+def as_data(value):
+    """A value with views of tensors in it, as JSON."""
     if isinstance(value, replay.View):
         return {"view": [value.storage, _NAMES[value.dtype], value.offset, value.shape, value.strides]}
     if isinstance(value, replay.Described):
-        return {"descriptor": _described(value.base), "block": list(value.fields["block_shape"])}
+        return {"descriptor": as_data(value.base), "fields": value.fields}
     if isinstance(value, tuple):
-        return {"tuple": list(map(_described, value)), "fields": list(getattr(value, "_fields", ()))}
+        return {"tuple": list(map(as_data, value)), "fields": list(getattr(value, "_fields", ()))}
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ValueError(f"a {type(value).__name__} beside a tensor in one argument cannot be carried into another process")
 
 
-def unpack(described: dict, arrays: list[numpy.ndarray], sizes: list[int]) -> replay.Recording:
-    """The recording again; ``sizes``: bytes of the call's own storages. Raises ``ValueError``."""
+def unpack(described: dict, arrays: list[numpy.ndarray]) -> replay.Recording:
+    """The recording again."""
     made, arrays = described["made"], iter(arrays)
-    _hold(len(described["launches"]) <= MOST_LAUNCHES and all(0 <= size for size in made) and sum(made) <= MOST_MADE)
-    sizes, launches = [*sizes, *made], []
+    if len(described["launches"]) > MOST_LAUNCHES or sum(made) > MOST_MADE:
+        raise ValueError(f"a call makes at most {MOST_LAUNCHES} launches, and tensors of {MOST_MADE >> 20} MB")
+    launches = []
     for number, item in enumerate(described["launches"]):
         kernel, values = defined(item["text"], item["lines"])
-        tensors = {name: _undescribed(value, sizes) for name, value in item["tensors"].items()}
-        arguments = {name: (tensors if name in tensors else values)[name] for name in item["order"]}
-        grid = tuple(item["grid"])
-        _hold(0 < len(grid) <= 3 and all(type(n) is int and 0 <= n < 2**31 for n in grid))
+        arguments = {name: values.get(name) for name in item["order"]}
+        arguments |= {name: from_data(value) for name, value in item["tensors"].items()}
         line, text = item["line"]
         linecache.cache[f"<launch {number}>"] = (0, None, ["\n"] * (line - 1) + [str(text)], f"<launch {number}>")
-        launch = replay.Launch(kernel, grid, arguments, dict(item["options"]), (f"<launch {number}>", line))
-        launch.fills.update(_unpacked(item["fills"], sizes, arrays))
+        launch = replay.Launch(kernel, tuple(item["grid"]), arguments, item["options"], (f"<launch {number}>", line))
+        launch.fills.update(_unpacked(item["fills"], arrays))
         launches.append(launch)
-    return replay.Recording(launches, made, _unpacked(described["after"], sizes, arrays))
+    return replay.Recording(launches, made, _unpacked(described["after"], arrays))
 
 
-def _unpacked(described: list, sizes: list[int], arrays) -> dict[int, replay.Fill]:
-    return {
-        storage: _fill(DTYPES[dtype], copies, sizes[storage], sizes, arrays) for storage, dtype, copies in described
-    }
+def _unpacked(described: list, arrays) -> dict[int, replay.Fill]:
+    """The next of ``arrays`` as what a launcher wrote."""
+    found = {}
+    for storage, name, copies in described:
+        dtype = DTYPES[name]
+        to, constants = _next(arrays), _next(arrays).view(replay.BITS[dtype.itemsize])
+        made = [replay.Copies(_next(arrays), source, DTYPES[of], _next(arrays)) for source, of in copies]
+        found[storage] = replay.Fill(dtype, to, constants, made)
+    return found
 
 
-def _fill(dtype, copies, size, sizes, arrays) -> replay.Fill:
-    def places(length):
-        found = torch.from_numpy(next(arrays).copy())
-        _hold(found.dtype == torch.int64 and found.ndim == 1)
-        _hold(not len(found) or 0 <= int(found.min()) and int(found.max()) < length)
-        return found
-
-    to = places(size // dtype.itemsize)
-    constants = torch.from_numpy(next(arrays).view(f"i{dtype.itemsize}").copy()).view(replay.BITS[dtype.itemsize])
-    _hold(len(constants) == len(to))
-    made = []
-    for source, name in copies:
-        pair = places(size // dtype.itemsize), places(sizes[source] // DTYPES[name].itemsize)
-        _hold(len(pair[0]) == len(pair[1]))
-        made.append(replay.Copies(pair[0], source, DTYPES[name], pair[1]))
-    return replay.Fill(dtype, to, constants, made)
+def _next(arrays) -> torch.Tensor:
+    return torch.from_numpy(next(arrays).copy())
 
 
-def _undescribed(value, sizes):
+def from_data(value):
+    """The value again."""
     if not isinstance(value, dict):
         return value
     if "tuple" in value:
-        members = [_undescribed(member, sizes) for member in value["tuple"]]
+        members = [from_data(member) for member in value["tuple"]]
         fields = value["fields"]
         return collections.namedtuple("Tuple", fields)(*members) if fields else tuple(members)
     if "descriptor" in value:
-        base = _undescribed(value["descriptor"], sizes)
-        fields = {"shape": list(base.shape), "strides": list(base.strides), "block_shape": value["block"]}
-        return replay.Described(TensorDescriptor, base, fields)
+        return replay.Described(TensorDescriptor, from_data(value["descriptor"]), value["fields"])
     storage, dtype, offset, shape, strides = value["view"]
-    _hold(all(type(n) is int and n >= 0 for n in (storage, offset, *shape, *strides)) and storage < len(sizes))
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if 0 not in shape else -1
-    _hold(last < sizes[storage] // DTYPES[dtype].itemsize)
     return replay.View(storage, DTYPES[dtype], offset, tuple(shape), tuple(strides))
 
 
@@ -155,8 +144,3 @@ def defined(text: str, lines: list) -> tuple:
             exec(compile(ast.Module([statement], []), filename, "exec"), namespace)
         _KNOWN[text] = namespace["KERNEL"], namespace["VALUES"]
     return _KNOWN[text]
-
-
-def _hold(right: bool) -> None:
-    if not right:
-        raise ValueError("the recording is none")

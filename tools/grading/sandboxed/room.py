@@ -5,6 +5,7 @@ second has seen no line of a cell, only kernels' texts that the judge has read.
 """
 
 import ast
+import contextlib
 import functools
 import linecache
 import os
@@ -15,33 +16,19 @@ import numpy
 import torch
 
 from kernels.check import explanations
+from kernels.check.clinics.faulty_kernel import launcher
 from kernels.check.clinics.worksheets import Tester
 from kernels.check.emitted import run_gradient, run_value
 from kernels.check.replay import launches_on
 from kernels.check.submission import Call, recorded, replayed, sources_of
 from kernels.lab import _child
 from kernels.lab.compile_report import prepare
+from kernels.lab.trace import trace
 
-from . import arms, recordings, traces, values
+from . import recordings, traces, values
 
 # What is in this package is no line of a learner's.
 explanations._OURS = (*explanations._OURS, os.path.dirname(os.path.abspath(__file__)) + os.sep)
-
-
-class NotDefined(Exception):
-    """A cell did not run, and defines nothing; the number says which."""
-
-
-class _Missing:
-    """Stands for what a cell would have defined, had it run: whoever uses it gets the cell's own error."""
-
-    def __init__(self, number: int):
-        self._number = number
-
-    def __call__(self, *args, **kwargs):
-        raise NotDefined(f"#{self._number}#")
-
-    __getitem__ = __call__
 
 
 class _IPython:
@@ -52,20 +39,22 @@ class _IPython:
 
 
 class Room:
-    """One submission's namespace, or one for its kernels."""
+    """One submission's namespace, or one for its kernels. ``ask`` sends the judge a message, and waits for the answer."""
+
+    def __init__(self, ask=None):
+        self.ask = ask
 
     def load(self, cells) -> dict:
         """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
         names of its cell that are not defined, and the next one runs."""
-        broken, self._cells, self._errors = {}, cells, []
+        broken, self._errors = {}, {}
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
             failed = (error, "nothing of this cell was run") if error else self._execute(f"<cell {name}>", source)
             missing = [each for each in defines if self.namespace.get(each) is None]
             if failed and missing:
                 broken[name] = failed
-                self._errors.append(failed)
-                self.namespace.update({each: _Missing(len(self._errors) - 1) for each in missing})
+                self._errors |= dict.fromkeys(missing, failed)
         return {"broken": broken}
 
     def _execute(self, filename: str, source: str):
@@ -92,6 +81,8 @@ class Room:
         """What two calls of a launcher launch; or the error that ended one, or what it computed itself, in words."""
         unpacked = values.Unpacked(arrays)
         calls = [_call(one, unpacked) for one in request["calls"]]
+        if lacking := self._errors.get(request["function"]):
+            return {"error": lacking}, []
         function, outputs = self._launcher(request), {int(place): name for place, name in request["outputs"].items()}
         found = recorded(function, calls, outputs, tuple(request["given"]))
         if found.recording is None:
@@ -105,7 +96,7 @@ class Room:
     def _launcher(self, request):
         """The function that is called: the submission's own, or, around what it emits, the check's."""
         function = self.namespace.get(request["function"])
-        if "emits" not in request or isinstance(function, _Missing):
+        if "emits" not in request:
             return function
         mod = types.SimpleNamespace(names=request["tables"], function=functools.partial(_mod, request["mod"]))
         around = (run_value if request["emits"] == "value" else run_gradient)(function)
@@ -115,15 +106,13 @@ class Room:
         """The launches of a recording on other values; answers with the storages that changed and the trace."""
         recording, call, unpacked = _recording(request, arrays)
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
-        arms.taken()
         how = {name: request[name] for name in ("traced", "poison", "products")}
         outcome = replayed(recording, call, tuple(request["given"]), **how)
         after = [values.bytes_of(storage) for storage in unpacked.storages]
         changed = [i for i, (old, new) in enumerate(zip(before, after)) if not numpy.array_equal(old, new)]
         described, parts = traces.pack(outcome.launches)
         header = {"error": outcome.error, "changed": changed, "launches": described}
-        header |= {"undefined": list(outcome.undefined), "arms": arms.taken()}
-        return header, [*(after[i] for i in changed), *parts]
+        return header | {"undefined": list(outcome.undefined)}, [*(after[i] for i in changed), *parts]
 
     def kernels(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of each launch of a recording; nothing is launched."""
@@ -137,13 +126,10 @@ class Room:
     def export(self, request: dict, arrays) -> tuple[dict, list]:
         """A kernel as a module's text."""
         try:
-            kernel = self.namespace.get(request["function"])
-            if isinstance(kernel, _Missing):
-                kernel()
-            text, lines = _child.export(kernel, {})
+            text, lines = _child.export(self.namespace.get(request["function"]), {})
             return {"text": text, "lines": lines}, []
         except Exception as raised:
-            return {"error": self._told(explanations.explain(raised))}, []
+            return {"error": self._errors.get(request["function"]) or self._told(explanations.explain(raised))}, []
 
     def prepare(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of a kernel that runs on the model of Gluon."""
@@ -157,19 +143,55 @@ class Room:
             return {"error": explanations.explain(raised)}, []
 
     def _told(self, error):
-        number = re.search(r"NotDefined: #(\d+)#", error[0]) if error else None
-        return self._errors[int(number[1])] if number else error
+        """An error, or, where it is a name that nothing defines, that of the cell which should have defined it."""
+        name = re.search(r"NameError: name '(\w+)'", error[0]) if error else None
+        return self._errors.get(name[1], error) if name else error
 
     def find(self, request: dict, arrays) -> tuple[dict, list]:
-        """What a clinic's test says of one kernel, which comes as text."""
-        self.load(self._cells)  # one that counted its kernels would guess at each anew: whoever is asked knows of none
-        answer, error = Tester(self.namespace.get(request["test"])).finds(request["source"], request["function"])
+        """What a clinic's test says of one kernel, whose launches it asks for."""
+        heard, recording = [], trace.recording
+
+        @contextlib.contextmanager
+        def hearing(**how):
+            with recording(**how) as recorded:
+                heard.append(recorded.launches)
+                yield recorded
+
+        def kernel(*args, **launch):
+            packed = values.Packed()
+            call = {"args": list(map(packed.value, args)), "kwargs": {k: packed.value(v) for k, v in launch.items()}}
+            answer, arrays = self.ask({"run": call}, packed.arrays)
+            for storage in packed.arrays if "launches" in answer else ():
+                storage[:] = arrays.pop(0)
+            launches = traces.unpack(answer.get("launches", []), arrays)
+            for each in heard:
+                each += launches
+            if answer["error"]:
+                raise RuntimeError(": ".join(answer["error"]))
+
+        if lacking := self._errors.get(request["test"]):
+            return {"answer": None, "error": lacking}, []
+        trace.recording = hearing
+        answer, error = Tester(self.namespace.get(request["test"])).said(kernel)
         return {"answer": _plain(answer), "error": self._told(error)}, []
+
+    def run(self, request: dict, arrays) -> tuple[dict, list]:
+        """One call of a clinic's kernel, which comes as text: the storages that it leaves, and the trace."""
+        unpacked, error = values.Unpacked(arrays), None
+        args = [unpacked.value(each) for each in request["call"]["args"]]
+        launch = {name: unpacked.value(each) for name, each in request["call"]["kwargs"].items()}
+        with trace.recording() as recorded:
+            try:
+                launcher(request["source"], request["function"])(*args, **launch)
+            except Exception as raised:
+                error = explanations.explain(raised)
+        described, parts = traces.pack(recorded.launches)
+        return {"error": error, "launches": described}, [*map(values.bytes_of, unpacked.storages), *parts]
 
     def said(self, request: dict, arrays) -> tuple[dict, list]:
         """The diagnosis of a clinic's kernel, a dict of words and numbers."""
         value = self.namespace.get(request["name"])
-        return {"answer": None if isinstance(value, _Missing) else _plain(value)}, []
+        return {"answer": _plain(value)}, []
 
     def model(self, request: dict, arrays) -> tuple[dict, list]:
         """One launch on the model of Gluon, under one schedule or under all."""
@@ -183,14 +205,16 @@ class Room:
                 most = request["most_steps"]
                 found = gluon_model.check_all_schedules(kernel, request["grid"], *args, most_steps=most)
                 findings = [
-                    [one.kind, str(one.barrier or ""), str(one.partition), one.message, one.place.line, one.place.text]
+                    {"kind": one.kind, "barrier": str(one.barrier or ""), "partition": str(one.partition)}
+                    | {"message": one.message, "place": {"line": one.place.line, "text": one.place.text}}
                     for one in found.findings
                 ]
                 everything = list(range(len(unpacked.storages)))
                 return {"findings": findings, "changed": everything}, list(map(values.bytes_of, unpacked.storages))
             (machine,) = gluon_model.run(kernel, request["grid"], *args).machines
-            events = [[str(event.who), str(event.kind), str(event.what)] for event in machine.events]
-            return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
+            events = [{"who": str(one.who), "kind": str(one.kind), "what": str(one.what)} for one in machine.events]
+            everybody = [{"name": str(partition.name)} for partition in machine.everybody]
+            return {"machine": {"events": events, "everybody": everybody}}, []
         except Exception as raised:
             return {"error": explanations.explain(raised)}, []
 
@@ -206,9 +230,7 @@ def _recording(request: dict, arrays):
     """``(recording, call, values)`` of a request, whose first arrays are the call's storages."""
     count = request["storages"]
     unpacked = values.Unpacked(arrays[:count])
-    call = _call(request["call"], unpacked)
-    sizes = [tensor.untyped_storage().nbytes() for tensor in call.given]
-    return recordings.unpack(request["recording"], arrays[count:], sizes), call, unpacked
+    return recordings.unpack(request["recording"], arrays[count:]), _call(request["call"], unpacked), unpacked
 
 
 def _mod(text: str, tables: dict):

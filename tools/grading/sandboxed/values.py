@@ -6,10 +6,10 @@ import inspect
 import numpy
 import torch
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-)}  # fmt: skip
+from kernels.check.replay import View
+
+from .recordings import as_data, from_data
+
 #: Modules whose functions an argument may name.
 MODULES = ("kernels.check.flash_mods",)
 
@@ -25,13 +25,13 @@ class Packed:
     def value(self, value):
         """What stands for ``value`` in the header."""
         if isinstance(value, torch.Tensor):
-            return {"tensor": self._tensor(value)}
+            return as_data(self._view(value))
         if isinstance(value, (tuple, list)):
-            return {"tuple": [self.value(member) for member in value]}
+            return {"tuple": list(map(self.value, value))}
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if hasattr(value, "block_shape"):  # a tensor descriptor of Gluon
-            return {"descriptor": self._tensor(value.base), "block": list(value.block_shape)}
+            return {"gluon": self.value(value.base), "block": list(value.block_shape)}
         if type(value).__name__ in ("BlockedLayout", "NVMMADistributedLayout"):
             return {"layout": "rows" if type(value).__name__ == "BlockedLayout" else "product"}
         function = inspect.unwrap(getattr(value, "fn", value))
@@ -40,37 +40,31 @@ class Packed:
             return {"function": [module, name]}
         raise ValueError(f"value is {value!r}: it must be a tensor, a number, text, or a function of {MODULES[0]}")
 
-    def _tensor(self, tensor):
+    def _view(self, tensor) -> View:
         storage = tensor.untyped_storage()
         key = storage.data_ptr() if storage.nbytes() else -id(tensor)
         if key not in self._places:
             self._places[key] = len(self.storages)
             self.storages.append(storage)
             self.arrays.append(bytes_of(storage))
-        return {
-            "storage": self._places[key],
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": list(tensor.shape),
-            "strides": list(tensor.stride()),
-            "offset": tensor.storage_offset(),
-        }
+        return View(self._places[key], tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
 class Unpacked:
     """The same values on arrival, over storages of their own."""
 
-    def __init__(self, arrays, wrap=lambda tensor: tensor):
+    def __init__(self, arrays):
         self.storages = list(map(_storage, arrays))
-        self.wrap = wrap
 
     def value(self, given):
         """The value that ``given`` stands for."""
         if not isinstance(given, dict):
             return given
-        if "tensor" in given:
-            return self.wrap(self._tensor(given["tensor"]))
+        if "view" in given:
+            view = from_data(given)
+            return view.of(self.storages[view.storage])
         if "tuple" in given:
-            return tuple(self.value(member) for member in given["tuple"])
+            return tuple(map(self.value, given["tuple"]))
         if "function" in given:
             module, name = given["function"]
             return getattr(importlib.import_module(module), name)
@@ -78,11 +72,7 @@ class Unpacked:
 
         if "layout" in given:
             return pipeline_clinic.layout(given["layout"])
-        return pipeline_clinic.described(self._tensor(given["descriptor"]), *given["block"])
-
-    def _tensor(self, given):
-        empty = torch.empty(0, dtype=DTYPES[given["dtype"]])
-        return empty.set_(self.storages[given["storage"]], given["offset"], given["shape"], given["strides"])
+        return pipeline_clinic.described(self.value(given["gluon"]), *given["block"])
 
 
 def _storage(array: numpy.ndarray) -> torch.UntypedStorage:

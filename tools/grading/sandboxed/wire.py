@@ -1,10 +1,9 @@
-"""Messages between judge and sandboxed process: a header of JSON and arrays as .npy bytes, read without trusting either.
+"""Messages between judge and sandboxed process: a header of JSON, and arrays, read without trusting either.
 
 Nothing is unpickled. A reader says how much it is willing to take; whatever is longer, shorter or of another form is a
 ``WireError``.
 """
 
-import io
 import json
 import math
 import socket
@@ -15,9 +14,8 @@ import numpy
 
 MOST_HEADER = 32 << 20  # bytes
 MOST_ARRAYS = 1 << 30  # bytes of all arrays of a message
-DTYPES = {"|u1", "<i4", "<i8"}
-_START = struct.Struct("<4sII")
-_LENGTH = struct.Struct("<Q")
+DTYPES = {"uint8", "int32", "int64"}
+_START = struct.Struct("<4sI")
 _MAGIC = b"kfm1"
 
 
@@ -35,12 +33,9 @@ class OutOfTime(Exception):
 
 def send(connection: socket.socket, header: dict, arrays=(), until: float | None = None) -> None:
     """Send one message, before the moment ``until`` of ``time.monotonic()``."""
-    text = json.dumps(header).encode()
-    parts = [_START.pack(_MAGIC, len(text), len(arrays)), text]
-    for array in arrays:
-        stream = io.BytesIO()
-        numpy.lib.format.write_array(stream, numpy.ascontiguousarray(array), allow_pickle=False)
-        parts += [_LENGTH.pack(stream.tell()), stream.getbuffer()]
+    arrays = list(map(numpy.ascontiguousarray, arrays))
+    text = json.dumps([header, [[str(array.dtype), array.shape] for array in arrays]]).encode()
+    parts = [_START.pack(_MAGIC, len(text)), text, *(array.data.cast("B") for array in arrays if array.size)]
     try:
         for part in parts:
             _wait(connection, until)
@@ -53,41 +48,21 @@ def send(connection: socket.socket, header: dict, arrays=(), until: float | None
 
 def receive(connection: socket.socket, until: float | None = None) -> tuple[dict, list[numpy.ndarray]]:
     """Receive one message, before the moment ``until``."""
-    magic, length, count = _START.unpack(_read(connection, _START.size, until))
-    if magic != _MAGIC or length > MOST_HEADER or count > 4096:
+    magic, length = _START.unpack(_read(connection, _START.size, until))
+    if magic != _MAGIC or length > MOST_HEADER:
         raise WireError("the answer is no message")
     try:
-        header = json.loads(_read(connection, length, until))
-    except (ValueError, RecursionError):
-        raise WireError("the answer's header is no JSON") from None
-    if not isinstance(header, dict):
-        raise WireError("the answer's header is no table")
-    arrays, left = [], MOST_ARRAYS
-    for _ in range(count):
-        (size,) = _LENGTH.unpack(_read(connection, _LENGTH.size, until))
-        left -= size
-        if left < 0:
-            raise WireError(f"the answer is longer than {MOST_ARRAYS >> 20} MB")
-        arrays.append(_array(_read(connection, size, until)))
-    return header, arrays
-
-
-def _array(data: bytes) -> numpy.ndarray:
-    """The array of one .npy file, whose size must be that of its data before anything is allocated."""
-    stream = io.BytesIO(data)
-    try:
-        version = numpy.lib.format.read_magic(stream)
-        if version != (1, 0):
-            raise WireError("an array's header has another version")
-        shape, fortran, dtype = numpy.lib.format.read_array_header_1_0(stream, max_header_size=1000)
-    except WireError:
-        raise
-    except Exception as error:  # numpy reads the header as Python: whatever is wrong with it, it is no header
-        raise WireError(f"an array's header cannot be read: {error}") from None
-    place = stream.tell()
-    if dtype.str not in DTYPES or fortran or math.prod(shape) * dtype.itemsize != len(data) - place:
-        raise WireError("an array is not what its header says")
-    return numpy.frombuffer(data, dtype, offset=place).reshape(shape)
+        header, described = json.loads(_read(connection, length, until))
+        kinds = [(numpy.dtype(dtype), tuple(map(int, shape))) for dtype, shape in described if dtype in DTYPES]
+        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise WireError("the answer's header is none") from None
+    if not isinstance(header, dict) or len(kinds) < len(described) or any(n < 0 for _, shape in kinds for n in shape):
+        raise WireError("the answer's header is none")
+    if sum(sizes) > MOST_ARRAYS:
+        raise WireError(f"the answer is longer than {MOST_ARRAYS >> 20} MB")
+    parts = (_read(connection, size, until) for size in sizes)
+    return header, [numpy.frombuffer(part, dtype).reshape(shape) for part, (dtype, shape) in zip(parts, kinds)]
 
 
 def _wait(connection, until):
