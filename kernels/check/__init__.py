@@ -24,7 +24,7 @@ from kernels.check.framework import check as _check
 from kernels.check.guard import guarded
 from kernels.check.guard import line_first as _line_first
 from kernels.check.lessons import check_kernel as _check_kernel
-from kernels.check.steps import verdict as _verdict
+from kernels.check.lessons import verdict as _verdict
 from kernels.check.your_kernel import your_kernel
 
 __all__ = [

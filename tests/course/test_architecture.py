@@ -153,7 +153,7 @@ def test_the_package_is_laid_out_in_these_folders():
     package = ROOT / "kernels"
     assert {path.name for path in package.glob("*.py")} == {"__init__.py", "runtime.py", *TRITONS_PRIVATE[:3]}
     folders = {path.parent for path in package.glob("*/**/*.py")}
-    parts = {"common", *INSTRUMENTS, "check/clinics", "check/lessons", "check/steps", "lessons", *ROOMS}
+    parts = {"common", *INSTRUMENTS, "check/clinics", "check/lessons", "lessons", *ROOMS}
     parts |= {"lab/drawings", "lab/measured"}
     parts |= {f"{room}/{way}" for room in ROOMS for way in WAYS[room]}
     assert {folder.relative_to(package).as_posix() for folder in folders} == parts

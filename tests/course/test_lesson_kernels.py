@@ -12,8 +12,8 @@ from nbclient import NotebookClient
 
 from kernels import check
 from kernels.check import lessons
-from tests.course.turns import filled, namespace_of, turns_of
 from tests.course.turns import lessons as notebooks
+from tests.course.turns import namespace_of
 from tools import lesson_kernels
 from tools.cells import without_magics
 from tools.kernel_environment import kernel_environment, too_old_for
@@ -67,23 +67,11 @@ def test_a_slip_turns_it_red(path, name, slip, capsys):
 
 @pytest.mark.parametrize(("path", "name"), TURNS, ids=[name for _, name in TURNS])
 def test_a_turns_slips_are_named(path, name, capsys):
-    _, (function, *_) = calls_of(path, "check.step")[name]
-    own = lessons.own_of(name, function)
-    check.step(name, own)
-    assert "right" in capsys.readouterr().out
+    own = tuple(lessons.own_of(name, function) for function in calls_of(path, "check.step")[name][1])
     for slip in lessons.data_of(name, "TURNS").slips:
-        check.step(name, lessons.slipped(own, slip))
+        check.step(name, *lessons.slipped(own, slip))
         said = capsys.readouterr().out
-        assert "not yet" in said and slip[2] in said
-
-
-def with_all_answers(path):
-    """The notebook as its reader leaves it: kernels, turns that are data, and the other turns."""
-    notebook, data = lesson_kernels.with_answers(path), lesson_kernels.turns(path.name[:2])
-    for turn in turns_of(path):
-        if turn.step not in data:
-            notebook.cells[turn.index].source = filled(turn, turn.answer)
-    return notebook
+        assert "not yet" in said and slip[2] in said and "NameError" not in said
 
 
 def printed(cell) -> str:
@@ -100,7 +88,7 @@ def complaints(cell) -> set[str]:
 def test_a_lesson_runs_with_all_answers_in_place(path):
     if why := too_old_for(path):
         pytest.skip(why)
-    stored, notebook = nbformat.read(path, as_version=4), with_all_answers(path)
+    stored, notebook = nbformat.read(path, as_version=4), lesson_kernels.with_answers(path)
     where = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where, coalesce_streams=True)
     client.execute(env=kernel_environment({"TRITON_INTERPRET": "1", **os.environ}))  # raises where a cell does

@@ -1,8 +1,8 @@
-"""Lesson 24's kernel: a chunk, its triangle and its state."""
+"""Lesson 24: the decays of a chunk that is read backwards, and a chunk, its triangle and its state."""
 
 import torch
 
-from kernels.check.lessons import LessonKernel
+from kernels.check.lessons import LessonKernel, Turn
 
 
 def _arguments(draw, B=1, T=16, H=1, K=16, V=16, strong=0.0, ones=False, dtype=torch.float32):
@@ -14,6 +14,18 @@ def _arguments(draw, B=1, T=16, H=1, K=16, V=16, strong=0.0, ones=False, dtype=t
     if ones:  # added to a state of which 16 bits don't hold the sum
         q, k, v, g, S = torch.ones_like(q), torch.ones_like(k), torch.ones_like(v), 0 * g, torch.full_like(S, 4096.0)
     return {"q": q, "k": k, "v": v, "g": g, "S": S}
+
+
+def _gates(draw, gates=None):
+    return {"g": -draw.normal(5, dtype=torch.float64).abs() if gates is None else torch.tensor(gates)}
+
+
+def _decays(decays_back, g):
+    g = g.clone().requires_grad_()
+    decays = decays_back(g)
+    (gradient,) = torch.autograd.grad(decays.sum(), g)
+    gradient_is_finite = gradient.isfinite()
+    return decays, gradient_is_finite
 
 
 MASK = 'tl.where(t[:, None] >= t[None, :], Gamma[:, None] - Gamma[None, :], float("-inf"))'
@@ -68,5 +80,39 @@ KERNELS = {
             ("range(tl.cdiv(T, C))", "range(T // C)", "the last chunk, which is not full, is left out"),
             ("tl.maximum(g, LOWEST)", "g", "beside a gate of -1e9 the running sum has no digits left for the others"),
         ],
+    )
+}
+
+LATER = "g.clamp(min=-104).flip(0).cumsum(0).flip(0)"
+DECAY = "apart.masked_fill(torch.ones_like(apart).tril(-1).bool(), -torch.inf).exp()"
+TURNS = {
+    "24-reverse": Turn(
+        "the decays of a chunk that is walked backwards",
+        arguments=_gates,
+        cases={
+            "mild gates": {},
+            "gates of -30": {"gates": [-30.0] * 40},
+            "a gate of -1e9": {"gates": [-0.5, -0.5, -1e9, -0.5, -0.5]},
+        },
+        slips=(
+            (LATER, "-g.cumsum(0)", "s wrote after its own gate, and t reads after its own: count those of t to s - 1"),
+            (LATER, "g.cumsum(0)", "no decay is above 1: sum from the end"),
+            ("tril(-1)", "triu(1)", "below the diagonal all is 0: walking back, token t has met the tokens s >= t alone"),
+            ("return apart.", "return (apart + g).", "the gate of s is counted: walking back, it has acted before s writes"),
+            ("return apart.", "return (apart - g[:, None] * (apart < 0)).", "the gate of t acts before t reads, too"),
+            (
+                DECAY,
+                "apart.exp() * torch.ones_like(apart).triu()",
+                "where s < t the exponent is above 0 and overflows, and infinity times 0 is NaN: put -inf there before it",
+            ),
+            (
+                DECAY,
+                "apart.exp().triu()",
+                "where s < t the exponential is infinite, and autograd multiplies the 0 that comes back through your mask by "
+                "it: put -inf there before the exponential",
+            ),
+            (".clamp(min=-104)", "", "beside -1e9 a sum has no digits left: gates below -104 count as -104"),
+        ),
+        run=_decays,
     )
 }
