@@ -2,6 +2,7 @@
 lesson whose reader has written everything runs to its end with that."""
 
 import ast
+import itertools
 import os
 from pathlib import Path
 
@@ -35,34 +36,35 @@ SLIPS = [(path, name, slip) for path, name in KERNELS for slip in lessons.data_o
 TURNS = [(path, name) for path in notebooks() for name in lesson_kernels.turns(path.name[:2])]
 FILLED = sorted({path for path, _ in KERNELS + TURNS})
 _NAMESPACES: dict = {}
+_GIVEN: dict = {}  # what a kernel's slips give, once for all of them
 
 
-def checked(path, name, change=lambda own: own):
-    """What ``check.kernel`` gives back for a version of the lesson's own kernel, and that."""
+def own_and_launcher(path, name):
+    """A lesson's own kernel, and the launcher in its notebook, which finds that."""
     place, (kernel, launcher) = calls_of(path, "check.kernel")[name]
     own = lessons.own_of(name, kernel)
     if (path, place) not in _NAMESPACES:  # once for all slips of a kernel
-        _NAMESPACES[path, place] = namespace_of(path, place)
+        _NAMESPACES[path, place] = namespace_of(path, place) | {kernel: own}
         torch.set_default_device(None)
-    namespace = _NAMESPACES[path, place]
-    namespace[kernel] = handed = change(own)
-    return own, handed, check.kernel(name, handed, namespace[launcher])
+    return own, _NAMESPACES[path, place][launcher]
 
 
 @pytest.mark.parametrize(("path", "name"), KERNELS, ids=[name for _, name in KERNELS])
 def test_the_lessons_own_passes(path, name, capsys):
-    checked(path, name)
+    check.kernel(name, *own_and_launcher(path, name))
     said = capsys.readouterr().out
     assert "FAILED" not in said and "passed  right" in said and "passed  compiles" in said
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(("path", "name", "slip"), SLIPS, ids=[f"{name}: {slip[1][:40]}" for _, name, slip in SLIPS])
-def test_a_slip_turns_it_red(path, name, slip, capsys):
-    own, _, back = checked(path, name, lambda own: lessons.slipped(own, slip))
-    said = capsys.readouterr().out
-    assert "FAILED" in said and slip[2] in said
-    assert back is own
+def test_a_slip_is_found_by_its_cause(path, name, slip):
+    """By the first of the check's verdicts that names it: what is printed then, tests/check/test_lesson_kernels.py holds."""
+    own, launcher = own_and_launcher(path, name)
+    with lessons.held_kernel(name, wanted := lessons.data_of(name, "KERNELS"), own, lessons.slipped(own, slip), launcher) as held:
+        held.given = _GIVEN.setdefault(name, {})
+        cases = (found.said for case in wanted.cases if (found := held.finding(case)))
+        verdicts = itertools.chain(cases, (held.refused() for _ in [0]))
+        assert any(said and slip[2] in said for said in verdicts)
 
 
 @pytest.mark.parametrize(("path", "name"), TURNS, ids=[name for _, name in TURNS])

@@ -147,15 +147,23 @@ def check_kernel(name: str, kernel, launcher: Callable):
     if place := unwritten((kernel,)):
         print(f"{called}: not written yet ({place}). The lesson goes on with its own.")
         return own
+    with held_kernel(name, wanted, own, kernel, launcher) as held:
+        good = held.judge()
+    print(f"The lesson goes on with {'yours' if good else 'its own'}.")
+    return kernel if good else own
+
+
+@contextlib.contextmanager
+def held_kernel(name: str, wanted: LessonKernel, own, kernel, launcher: Callable):
+    """What judges a kernel; the launcher finds afterwards what it found before."""
+    called = _triton_private.python_function(own).__name__
 
     def run(which, **arguments):
         with _named(launcher, called, which):
             return launcher(**arguments)
 
     with _quietly(), _found_by_name(called, launcher):
-        good = _Held(name, wanted, own, kernel, run, launcher).judge()
-    print(f"The lesson goes on with {'yours' if good else 'its own'}.")
-    return kernel if good else own
+        yield _Held(name, wanted, own, kernel, run, launcher)
 
 
 def verdict(name: str, *answer) -> str:
@@ -218,6 +226,7 @@ class _Held:
     def __init__(self, name: str, wanted, own, answer, run: Callable, returns: Callable):
         self.name, self.wanted, self.own, self.answer, self.run = name, wanted, own, answer, run
         self.names = _returned(returns)
+        self.given: dict = {}  # (case, slip) -> what the lesson's own gives with it
         self.found: list = []  # slips whose answer this is, so that they are tried first in the next case
         self.launched: dict = {}  # kernel and dtypes -> what the compiler needs of the first such launch
 
@@ -248,7 +257,7 @@ class _Held:
         """What is wrong with the answer in one case, and why."""
         sizes = self.wanted.cases[case]
         with_sizes = f" ({_said(sizes)})" if _said(sizes) not in ("", case) else ""
-        theirs, right = self.call(self.answer, sizes), self.call(self.own, sizes)
+        theirs, right = self.call(self.answer, sizes), self.known(case)
         self.launched = theirs.launched | self.launched
         if right.error:
             raise RuntimeError(f"the lesson's own {self.name} fails in the case {case}: {right.error}: {right.means}")
@@ -262,7 +271,7 @@ class _Held:
 
         def cause() -> str:
             for slip in sorted(filter(lambda slip: slip[2], self.wanted.slips), key=lambda slip: slip not in self.found):
-                made = self.call(slipped(self.own, slip), sizes)
+                made = self.known(case, slip)
                 if not unlike(theirs, made) and unlike(made, right):
                     self.found.append(slip)
                     return slip[2]
@@ -288,6 +297,13 @@ class _Held:
             why = cause()
         said = _never_stored(theirs.trace, right.trace) or wrong
         return Finding(f"{said}{with_sizes}" + f": {why}" * bool(why) + ".", why)
+
+    def known(self, case: str, slip: tuple[str, str, str] | None = None) -> Answered:
+        """What the lesson's own gives in a case, as it is or with a slip in it."""
+        if (case, slip) not in self.given:
+            which = slipped(self.own, slip) if slip else self.own
+            self.given[case, slip] = self.call(which, self.wanted.cases[case])
+        return self.given[case, slip]
 
     def imprecise(self, theirs: Answered, right: Answered, sizes: Mapping) -> Finding | None:
         """What is wrong where an answer to 16-bit inputs has lost more digits than the lesson's own, which sums in float32.
