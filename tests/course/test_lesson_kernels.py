@@ -59,8 +59,8 @@ def test_the_lessons_own_passes(path, name, capsys):
 @pytest.mark.parametrize(("path", "name", "slip"), SLIPS, ids=[f"{name}: {slip[1][:40]}" for _, name, slip in SLIPS])
 def test_a_slip_is_found_by_its_cause(path, name, slip):
     """By the first of the check's verdicts that names it: what is printed then, tests/check/test_lesson_kernels.py holds."""
-    own, launcher = own_and_launcher(path, name)
-    with lessons.held_kernel(name, wanted := lessons.data_of(name, "KERNELS"), own, lessons.slipped(own, slip), launcher) as held:
+    (own, launcher), wanted = own_and_launcher(path, name), lessons.data_of(name, "KERNELS")
+    with lessons.held_kernel(name, wanted, own, lessons.slipped(own, slip), launcher) as held:
         held.given = _GIVEN.setdefault(name, {})
         cases = (found.said for case in wanted.cases if (found := held.finding(case)))
         verdicts = itertools.chain(cases, (held.refused() for _ in [0]))

@@ -14,6 +14,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import re
 import textwrap
 import types
 import warnings
@@ -46,6 +47,7 @@ from kernels.lab.trace import Undefined, trace
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = (torch.float16, torch.bfloat16)
 ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee"'
+TF32 = r"tt\.dot .*, inputPrecision = tf32 : tensor<\w+xf32>"  # such a product of float32, in what the compiler reads
 LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
 DOES = ("loads ask for", "stores write", "whole sectors come to")
@@ -285,8 +287,9 @@ class _Held:
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
         between = [] if _between(right.trace) else _between(theirs.trace)
         if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
-            why = cause() if wrong else ""
-            return Finding(told[0] + f" The answer is as if {why}." * bool(why))
+            why, where = cause() if wrong else "", self.blamed(theirs.trace)
+            alike = re.sub(r" in program .*? outside|\d+|elements?", "", told[0])  # the same line, in another program
+            return Finding(where + told[0] + f" The answer is as if {why}." * bool(why), why or alike)
         if not wrong and getattr(self.wanted, "ahead", False) and _late(theirs.trace):
             return Finding(f"{LATE}{with_sizes}.", LATE)
         if not wrong:
@@ -304,6 +307,14 @@ class _Held:
             which = slipped(self.own, slip) if slip else self.own
             self.given[case, slip] = self.call(which, self.wanted.cases[case])
         return self.given[case, slip]
+
+    def blamed(self, recorded: Trace) -> str:
+        """What goes before a sentence on a line that is not the reader's: a kernel above calls what they wrote."""
+        if isinstance(self.wanted, Turn):
+            return ""
+        name = _triton_private.python_function(self.answer).__name__
+        other = next((one.kernel for one in recorded.launches if one.kernel != name), "")
+        return other and f"with what {name} gives, in {other} above, which calls it: "
 
     def imprecise(self, theirs: Answered, right: Answered, sizes: Mapping) -> Finding | None:
         """What is wrong where an answer to 16-bit inputs has lost more digits than the lesson's own, which sums in float32.
@@ -332,8 +343,7 @@ class _Held:
             if isinstance(made := compiled(prepared, (90,)), str):
                 found = refusal(prepared.kernel, made, "")
                 return f"{found.where}: {found.cause}."
-            own = self.own if isinstance(self.own, tuple) else (self.own,)
-            if "tf32" in made[90].ptx and not any("tf32" in _text(one) for one in own):
+            if re.search(TF32, made[90].asm["ttir"]):
                 return f"{prepared.kernel} rounds float32 operands to TF32: {ROUNDS}."
             if spilled := made[90].spill_bytes:
                 return f"{prepared.kernel} spills {spilled} bytes a thread: more is alive at once than registers hold."
@@ -347,8 +357,8 @@ class _Held:
             if amount > DEARER * own:
                 lines = {access.source for access in ours}
                 most = max(theirs, key=lambda access: (access.source not in lines, access.nbytes)).source
-                where = "; ".join(filter(None, (_said(sizes), f"`{most}` takes part")))
-                return f"{does} {amount:,} bytes, the lesson's {own:,} ({where})."
+                with_sizes = f" ({_said(sizes)})" if sizes else ""
+                return f"{does} {amount:,} bytes, the lesson's {own:,}{with_sizes}; `{most}` takes part."
         return ""
 
     def drawn(self, sizes: Mapping) -> dict:
@@ -368,20 +378,31 @@ class _Held:
                     launched[kernel, dtypes] = error
             return True
 
-        arguments = arguments or self.drawn(sizes)
-        with Unfilled(), Undefined(poison) as undefined, trace.recording() as recorded:
+        arguments, helpers = arguments or self.drawn(sizes), ()
+        if isinstance(self.wanted, LessonKernel):  # what the lesson gives is not to blame
+            helpers = _triton_private.python_function(which).__code__.co_names
+        with Unfilled(), Undefined(poison) as undefined, trace.recording(helpers=helpers) as recorded:
             try:
                 with _triton_private.before_launches(note), watch.limited():
                     results = self.run(which, **arguments)
             except watch.TooSlow as raised:
-                return Answered((), *explain_slow(raised, recorded.launches, watch.CALL_SECONDS), recorded)
+                return Answered((), *explain_slow(raised, recorded.launches, watch.CALL_SECONDS, helpers), recorded)
             except Exception as raised:
-                return Answered((), *explain(raised), recorded)
+                said, means = explain(raised, helpers)
+                return Answered((), said if isinstance(self.wanted, Turn) else _placed(said, which), means, recorded)
         names = ()
         if isinstance(results, Mapping):
             names, results = tuple(sorted(results)), tuple(results[name] for name in sorted(results))
         results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         return Answered(results, "", "", recorded, list(undefined.lines), launched, names)
+
+
+def _placed(said: str, function) -> str:
+    """A sentence on an error, whose line may be that of a cell above: it calls what the reader wrote."""
+    found = re.search(r"in line \d+ of your cell, (`.*?`)", said)
+    if found and found[1].strip("`") not in _text(function):
+        return said.replace(found[0], f"in a cell above, {found[1]}, with what you gave it")
+    return said
 
 
 def _raised(call: Answered) -> str:

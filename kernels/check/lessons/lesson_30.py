@@ -69,26 +69,14 @@ TURNS = {
         },
         slips=(
             (" + (sink - new_top).exp()", "", "the sink is a key, so its weight belongs into the sum l"),
-            (
-                "(sink - new_top).exp()",
-                "sink",
-                "what joins l is a weight, an exponential of the logit: not the logit itself",
-            ),
-            (
-                "(sink - new_top).exp()",
-                "sink.exp()",
-                "the sink's weight is taken against the row's maximum, like all others in l: not exp(sink) as it is",
-            ),
+            ("(sink - new_top).exp()", "sink", "what joins l is a weight, an exponential, not the logit itself"),
+            ("(sink - new_top).exp()", "sink.exp()", "its weight is taken against the row's maximum, like all others"),
             (
                 "torch.maximum(top, sink)",
                 "top.masked_fill(top == -torch.inf, 0.0)",
                 "exp(sink - top) overflows: the sink may be the largest logit, so let it join the maximum",
             ),
-            (
-                "torch.maximum(top, sink)",
-                "top",
-                "without any key the maximum is -inf, and -inf - (-inf) is NaN: the sink joins the maximum, like any key",
-            ),
+            ("torch.maximum(top, sink)", "top", "-inf - (-inf) is NaN: the sink joins the maximum, like any key"),
             (SINK, SINK_LATE, "the log-sum-exp leaves the sink out: it is of the whole row"),
             ("alpha[:, None] * acc", "acc", "acc was taken against the old maximum, and must be rescaled, too"),
             ("acc / l[:, None]", "acc", "o is what acc is, divided by the sum of all weights"),
@@ -103,25 +91,13 @@ TURNS = {
             "both saw none": {"one": (NONE,), "two": (NONE,)},
         },
         slips=(
-            (
-                "top.masked_fill(top == -torch.inf, 0.0)",
-                "top",
-                "a row that is empty in both halves comes out NaN: subtract 0 where there is no maximum, as in step 4",
-            ),
-            (
-                "return top",
-                "return shift",
-                "a row without keys has the maximum -inf still: 0 is what is subtracted there, and more keys may come",
-            ),
+            ("top.masked_fill(top == -torch.inf, 0.0)", "top", "-inf - (-inf) is NaN: subtract 0 where no key was"),
+            ("return top", "return shift", "a row without keys has the maximum -inf still: 0 is only subtracted"),
             ("a * l1 + b * l2", "l1 + l2", AS_THEY_ARE),
             ("a * l1", "l1", "the first half is not rescaled: either of them may hold the smaller maximum"),
             ("b * l2", "l2", "the second half is not rescaled: either of them may hold the smaller maximum"),
             (ACC, "acc1 + acc2", AS_THEY_ARE),
-            (
-                ACC,
-                f"({ACC}) / (a * l1 + b * l2)[:, None]",
-                "the third result is divided already: more may come, and only the finished row is divided",
-            ),
+            (ACC, f"({ACC}) / (a * l1 + b * l2)[:, None]", "only the finished row is divided, and more may come"),
         ),
     ),
 }

@@ -47,8 +47,8 @@ def _capped(draw, dead):
 
 ENTRY = "n - m + M - 1"
 DS = "(1 - u * u) * grad, 0.0)\n"
-SHARE_OF_CAP = "u - s / kappa * (1 - u * u)"
-BY_CAP = f"torch.where(live, ({SHARE_OF_CAP}) * grad, 0.0)"
+SHARE = "u - s / kappa * (1 - u * u)"
+BY_CAP = f"torch.where(live, ({SHARE}) * grad, 0.0)"
 TURNS = {
     "31-speaker": Turn(
         "a bias by who asks whom, in Triton",
@@ -59,27 +59,15 @@ TURNS = {
         },
         cases={"three speakers": {}},
         slips=(
-            (
-                "asks * 3 + asked",
-                "asked * 3 + asks",
-                "the two are exchanged: the row of bias is that of who asks, the query's speaker",
-            ),
+            ("asks * 3 + asked", "asked * 3 + asks", "the two are exchanged: the row is that of who asks"),
             ("score + tl", "tl", "the score is gone: the bias is added to it"),
             ("score + tl", "score * tl", "the score is multiplied by the bias, which is added to it"),
             ("asks * 3 + asked", "asks + asked", "rows of bias are 3 apart: row a begins at entry 3 a"),
             ("asks * 3 + asked", "asks * 3", "every key gets the first entry of its row: add who is asked"),
             ("+ kv_idx", "+ q_idx", "both indices are the query's speaker: who is asked stands at kv_idx"),
             ("tl.load(tables[0] + kv_idx)", "kv_idx", ""),
-            (
-                "asks * 3 + asked",
-                "asks[:, None] * 3 + asked[None, :]",
-                "a column and a row have both axes already: leave [:, None] and [None, :] out",
-            ),
-            (
-                "asked = tl.load(tables[0]",
-                "asked = tl.load(tables[1]",
-                "a bias is added to an address: tables[0] is speaker, whose numbers are places, and tables[1] is bias",
-            ),
+            ("asks * 3 + asked", "asks[:, None] * 3 + asked[None, :]", "a column and a row have both axes already"),
+            ("asked = tl.load(tables[0]", "asked = tl.load(tables[1]", "tables[0] is speaker, tables[1] is bias"),
         ),
         run=_changed,
     ),
@@ -108,42 +96,14 @@ TURNS = {
         arguments=_capped,
         cases={"1 where live is false": {"dead": 1.0}, "infinity where live is false": {"dead": torch.inf}},
         slips=(
-            (
-                DS,
-                DS.replace(" * grad", " / kappa * grad"),
-                "by the score it is too small by the cap: in cap * tanh(s / cap) the outer factor cancels the inner one",
-            ),
-            (
-                DS,
-                "u * grad, 0.0)\n",
-                "by the score it has tanh itself for its factor: the derivative of tanh is 1 - tanh²",
-            ),
-            (
-                SHARE_OF_CAP,
-                "u",
-                "the cap stands in two places, and this is the outer one's share: s / cap depends on it, too",
-            ),
-            (
-                SHARE_OF_CAP,
-                SHARE_OF_CAP.replace("-", "+", 1),
-                "the inner share counts with a minus: s / cap falls where the cap rises",
-            ),
-            (
-                SHARE_OF_CAP,
-                "u - s * (1 - u * u)",
-                "the derivative of s / cap by cap is -s / cap², and the outer factor cancels one of the two",
-            ),
-            (
-                SHARE_OF_CAP,
-                "-s / kappa * (1 - u * u)",
-                "the cap stands in two places, and this is the inner one's share: it is a factor of tanh, too",
-            ),
-            (
-                BY_CAP,
-                f"(({SHARE_OF_CAP}) * grad * live)",
-                "infinity times 0 is not a number: put 0 where live is false with torch.where, after everything else",
-            ),
-            (BY_CAP, f"(({SHARE_OF_CAP}) * grad)", "positions that don't exist are counted: there every share is 0"),
+            (DS, DS.replace(" * grad", " / kappa * grad"), "by the score, the outer cap cancels the inner one"),
+            (DS, "u * grad, 0.0)\n", "by the score it has tanh for its factor: tanh's derivative is 1 - tanh²"),
+            (SHARE, "u", "this is the outer cap's share alone: s / cap depends on it, too"),
+            (SHARE, SHARE.replace("-", "+", 1), "the inner share has a minus: s / cap falls where the cap rises"),
+            (SHARE, "u - s * (1 - u * u)", "the derivative of s / cap is -s / cap², and the outer cap cancels one"),
+            (SHARE, "-s / kappa * (1 - u * u)", "this is the inner cap's share alone: it is a factor of tanh, too"),
+            (BY_CAP, f"(({SHARE}) * grad * live)", "infinity times 0 is NaN: put 0 there with torch.where"),
+            (BY_CAP, f"(({SHARE}) * grad)", "positions that don't exist are counted: there every share is 0"),
             (".sum((0, 2, 3))", ".sum((2, 3))", "each head has one cap: sum over b, m and n"),
         ),
     ),

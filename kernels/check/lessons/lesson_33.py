@@ -46,19 +46,10 @@ TURNS = {
         arguments=_lists,
         cases={f"{rubbish} behind the ends": {"rubbish": rubbish} for rubbish in (999, "the other blocks")},
         slips=(
-            (
-                COUNTS,
-                "",
-                "the whole row is looked at, and a block that is not visited stands in it as well, behind the end: only the "
-                "first num places count",
-            ),
+            (COUNTS, "", "blocks that are not visited stand in a row as well: its first num places count"),
             ("] < num", "] <= num", "place num is the first one behind the end: places 0 to num - 1 count"),
             (VISITS, "J < num", "num says how many blocks a row visits; which ones, `indices` says, before place num"),
-            (
-                VISITS,
-                "indices[:, J] < num",
-                "J is a block, and you look at place J: a block's number is what `indices` holds",
-            ),
+            (VISITS, "indices[:, J] < num", "J is no place but a block, whose number is what `indices` holds"),
             ("place[None, :] < num", "indices < num", "its place decides whether an entry counts, not what it holds"),
             (".any(1)", ".all(1)", "one entry that counts is enough: `any`, where you say `all`"),
             (".any(1)", "", "each row has one answer: whether any of its entries is J and counts"),
@@ -77,23 +68,11 @@ TURNS = {
             (3, 16, 32, 4, 8),
         ),
         slips=(
-            (
-                MEET,
-                "q0 // c == k0 // c",
-                "two ranges of chunks meet, also where their first tokens lie in different ones",
-            ),
+            (MEET, "q0 // c == k0 // c", "ranges of chunks meet, also where their first tokens' chunks differ"),
             (" & (k0 // c <= q1 // c)", "", IN_VAIN),
             ("(q0 // c <= k1 // c) & ", "", IN_VAIN),
-            (
-                CORNERS,
-                "(q0 // c == k0 // c)",
-                "nobody will mask a full block: take the two corners that lie furthest apart",
-            ),
-            (
-                " & inside",
-                "",
-                "nobody will mask a full block, and this one reaches past the end: it must lie inside M × N",
-            ),
+            (CORNERS, "(q0 // c == k0 // c)", "nobody masks a full block: take the two corners furthest apart"),
+            (" & inside", "", "nobody masks a full block, so none may reach past the end, M × N"),
             (CORNERS, "(q0 < 0)", "a block all of whose corners lie in one chunk is full, and would be masked in vain"),
         ),
     ),
@@ -102,11 +81,7 @@ TURNS = {
         arguments=as_given,
         cases=listed("col tile N", (0, 0, 96), (0, 1, 96), (1, 0, 96), (1, 1, 96), (1, 0, 70)),
         slips=(
-            (
-                "(n < (col + 1) * S_N) & ",
-                "",
-                "keys of the next block count: if the row visits that, too, the softmax has them twice",
-            ),
+            ("(n < (col + 1) * S_N) & ", "", "keys of the next block count, which the softmax may have twice"),
             (" & (n < N)", "", "keys count that do not exist: the last block overhangs"),
             (
                 "col * S_N + tile * BLOCK_N",

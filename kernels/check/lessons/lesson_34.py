@@ -49,18 +49,10 @@ TURNS = {
         slips=(
             (" - dlse", "", "what arrives at the lse is missing: subtract dlse from Δ"),
             (" - dlse", " + dlse", "in Δ stands dlse with a minus, so that dz has it with a plus"),
-            (
-                "(o * do).sum(1)",
-                "(p * dp).sum(1) / p.sum(1)",
-                "the keys' probabilities need not add up to 1: the sink is a key as well, of the value 0, and in o already",
-            ),
+            ("(o * do).sum(1)", "(p * dp).sum(1) / p.sum(1)", "the sink is a key, of the value 0, and in o already"),
             (" - dlse", " - dlse - p_sink", "the sink's value is 0, so it adds nothing to the average"),
             ("= -(p_sink", "= (p_sink", "the sink's value is 0, so its merit over the average is 0 − Δ"),
-            (
-                "(p_sink * delta).sum()",
-                "p_sink * delta",
-                "all rows read one sink, so its gradient is their sum, one number",
-            ),
+            ("(p_sink * delta).sum()", "p_sink * delta", "all rows read one sink: its gradient is their sum"),
             ("p_sink * delta", "p_sink * (delta + dlse)", "dz_sink lacks what arrives at the lse: it is part of Δ"),
             ("p_sink * delta", "delta", "dz_sink lacks the factor p_sink: dz = p (dp − Δ) holds for the sink, too"),
             ("-(p_sink", "0 * (p_sink", "the sink's logit is not without effect: it takes probability from every key"),
@@ -89,33 +81,17 @@ TURNS = {
         arguments=lambda draw: {"dz": draw.normal(4, 16, 32, scale=8.0).round()},
         cases={"four heads": {}},
         slips=(
-            (
-                f"m, {SUM}",
-                "n, tl.sum(dz, 0)[None, :]",
-                "that is the bias by key of `to_bias`: this one has an entry a query",
-            ),
+            (f"m, {SUM}", "n, tl.sum(dz, 0)[None, :]", "that is the bias by key: this one has an entry a query"),
             ("h // 2", "h", ""),
             ("h // 2", "h % 2", "heads 0 and 1 share row 0 of the bias, 2 and 3 row 1"),
             ("* 64", "* 32", "a row of the bias has 64 entries, one for each query"),
             (f"m, {SUM}", "m + 0 * n, dz", ""),  # the sums are right, and as many go to memory as there are pairs
-            (
-                SUM,
-                "tl.sum(dz, 1)",
-                "the sum over the keys leaves a row, a number for each query: stand them up with [:, None], like m",
-            ),
+            (SUM, "tl.sum(dz, 1)", "the sum over the keys leaves a row: stand it up with [:, None], as m stands"),
             (SUM, "tl.sum(dz, 0)[None, :]", KEYS),
             (SUM, "tl.sum(dz, 0)[:, None]", KEYS),
             (SUM, "dz", KEYS),
-            (
-                SUM,
-                "tl.sum(dz)",
-                "the whole tile is summed into one number, which every query gets: sum over the keys alone",
-            ),
-            (
-                "64 + m",
-                "64 + m[:, None]",
-                "m is a column already, and n a row: with another [:, None] there are three axes",
-            ),
+            (SUM, "tl.sum(dz)", "the whole tile becomes one number: sum over the keys alone, axis 1"),
+            ("64 + m", "64 + m[:, None]", "m is a column already: with another [:, None] there are three axes"),
         ),
         run=_scattered,
         cheap=True,

@@ -39,11 +39,7 @@ TURNS = {
         slips=(
             ("dilation * (R - 1) + 1", "R", "dilation spreads the filter's taps: it spans δ (R − 1) + 1 rows"),
             (MISSING, "dilation * (R - 1)", "with a stride fewer are enough: the last filter begins at row (P − 1) σ"),
-            (
-                MISSING,
-                MISSING[4:-4],
-                "the last filter ends inside the image: nothing is missing, and none can be taken away",
-            ),
+            (MISSING, MISSING[4:-4], "nothing is missing where the last filter ends inside, and padding is at least 0"),
             ("- 1) + 1 - H", "- 1) - H", "the filter's first row counts, too"),
             (HALVES, "missing - missing // 2, missing // 2", "an odd one belongs below"),
             (HALVES, "missing, 0", "half of it belongs above, and half below"),
@@ -59,22 +55,14 @@ TURNS = {
         },
         cases={f"16 columns from number {first} on": {"first": first} for first in (0, 5, 16)},
         slips=(
-            (
-                "// S % R, offs_j % S",
-                "// R % S, offs_j % R",
-                "r and s are exchanged: s is the innermost, and has S values",
-            ),
+            ("// S % R, offs_j % S", "// R % S, offs_j % R", "r and s are exchanged: s is the innermost"),
             ("// S % R", "// R % R", "of a channel's R · S taps, a row has S: it is S by which r is divided off"),
             ("// S % R", "// S", "r grows beyond R − 1: take it modulo R, as each channel begins with tap row 0"),
             ("(R * S)", "S", "each channel has R · S columns: divide by both to find c"),
             ("r * dil_h", "r", "tap r lies r · dil_h rows below where the filter begins, not r rows"),
             ("s * dil_w", "s", "tap s lies s · dil_w columns to the right of where the filter begins, not s columns"),
             ("r * dil_h, w0 + s * dil_w", "r, w0 + s", "the taps lie dilation pixels apart"),
-            (
-                "r * dil_h, w0 + s * dil_w",
-                "r * dil_w, w0 + s * dil_h",
-                "the two dilations are exchanged: dil_h is for rows",
-            ),
+            ("r * dil_h, w0 + s * dil_w", "r * dil_w, w0 + s * dil_h", "the two dilations are exchanged"),
             ("h0 + r", "h0 - r", "taps run down from where the filter begins: h is h0 + r · dil_h"),
             ("w * stride_w", "w", "each of h, w and c has to be multiplied with its stride"),
             (" + c * stride_c", "", "every channel reads channel 0: add c times stride_c"),

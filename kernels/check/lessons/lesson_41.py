@@ -50,23 +50,11 @@ TURNS = {
         arguments=as_given,
         cases=listed("pixel channel", (8, 0), (40, 4)),  # across images, and at both ends
         slips=(
-            (
-                AT,
-                "offs_m * Co + offs_o",
-                "with channels *last* it would lie there: here a channel's whole image comes first",
-            ),
-            (
-                AT,
-                "offs_o * M + offs_m",
-                "all images get one plane for each channel: an image ends after its own Co planes",
-            ),
+            (AT, "offs_m * Co + offs_o", "with channels *last* it lies there: here a channel's image comes first"),
+            (AT, "offs_o * M + offs_m", "an image ends after its own Co planes, not all images after a channel"),
             ("n * Co", "n", "an image has Co planes of P · Q numbers: the next one begins Co · P · Q further"),
             ("+ rest", "+ offs_m", "m runs on over images: a plane has P · Q pixels, so take what is left of m"),
-            (
-                AT,
-                "n + offs_o + rest",
-                "image, channel and pixel come in this order: an image has Co planes, a plane P · Q pixels",
-            ),
+            (AT, "n + offs_o + rest", "an image has Co planes, and a plane P · Q pixels"),
             (" & (offs_o < Co)", "", "channels are read that don't exist"),
             ("(offs_m < M) & ", "", "pixels are read that don't exist"),
             ("offs_m < M", "offs_m < M - 1", "pixels are left out that exist"),
@@ -86,11 +74,7 @@ TURNS = {
             (WASTE, f"{WASTE} * G", CANCELS),
             (WASTE, f"{WASTE} / G", CANCELS),
             (", M), tile", ", tile[2]), tile", "the last step over the pixels is padded, too"),
-            (
-                WASTE,
-                f"{WASTE} * rows * columns * M",
-                "that is how much is multiplied: ω is that over what was asked for",
-            ),
+            (WASTE, f"{WASTE} * rows * columns * M", "that is what is multiplied: ω is that over what was asked for"),
             (WASTE, f"1 / {WASTE}", "that is what was asked for over what is multiplied: ω is the other way round"),
             (WASTE, "1.0", "something is padded there: each side of a tile that overhangs is multiplied to its end"),
         ),
@@ -105,11 +89,7 @@ TURNS = {
             ("<= J", "> 0", "columns 0 to J - 1 are the weights'"),
             ("== J", "== J - 1", "column J - 1 is the last weight's, and the ones stand behind it"),
             (ONES, "A", "column J holds the zeros that it was loaded with: ones in every row sum each channel of dy"),
-            (
-                ONES,
-                "tl.where(offs_j < J, 1.0, A)",
-                "the weights' columns stay as they are: column J alone is the bias's",
-            ),
+            (ONES, "tl.where(offs_j < J, 1.0, A)", "the weights' columns stay: column J alone is the bias's"),
         ),
         run=_ones,
     ),

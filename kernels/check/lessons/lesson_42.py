@@ -42,11 +42,7 @@ TURNS = {
         cases=listed("steps pieces", *((n, z) for n, z in product((10, 7, 24, 5, 1, 97), (1, 2, 3, 5, 9)) if z <= n)),
         slips=(
             (BOUNDS, _bounds("z * (steps // pieces)", "(z + 1) * (steps // pieces)"), "a rest is left"),
-            (
-                BOUNDS,
-                _bounds("z * -(-steps // pieces)", "(z + 1) * -(-steps // pieces)"),
-                "there are only `steps` steps",
-            ),
+            (BOUNDS, _bounds("z * -(-steps // pieces)", "(z + 1) * -(-steps // pieces)"), "there are `steps` steps"),
             (
                 BOUNDS,
                 _bounds("min(z * -(-steps // pieces), steps)", "min((z + 1) * -(-steps // pieces), steps)"),
@@ -101,11 +97,7 @@ TURNS = {
         slips=(
             ("start + waves * per if persistent else ", "", "a program that stays pays for its start once"),
             (" if persistent else waves * (start + per)", "", "each program pays for its start, wave after wave"),
-            (
-                "start + waves * per if persistent else waves * (start + per)",
-                "waves * per",
-                "programs take time to start",
-            ),
+            ("start + waves * per if persistent else waves * (start + per)", "waves * per", "a start takes time"),
             (WAVES, "tiles * pieces / processors", "a wave that is not full takes as long as a full one: round up"),
             (WAVES, "tiles * pieces // processors", "what is left over after whole waves takes a wave, too: round up"),
             (WAVES, "pieces", "there are tiles · pieces programs, and a wave has as many as there are multiprocessors"),

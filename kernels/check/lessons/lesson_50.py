@@ -38,18 +38,10 @@ TURNS = {
         arguments=as_given,
         cases=listed("STAGES steps", (2, 3), (3, 4), (2, 4), (4, 5), (1, 3)),
         slips=(
-            (
-                "tile * steps + i",
-                "i",
-                "you begin anew with every tile, and the barriers don't: count the steps of all tiles before, too",
-            ),
+            ("tile * steps + i", "i", "barriers don't begin anew with a tile: count the steps of all tiles before"),
             ("slot = n % STAGES", "slot, n = n % STAGES, i", "the slot goes on, the parities begin anew"),
             ("slot = n", "slot = i", "the parities go on, the slot begins anew"),
-            (
-                "tile * steps + i",
-                "tile + i",
-                "a tile has `steps` steps, so it moves the count on by as many, not by one",
-            ),
+            ("tile * steps + i", "tile + i", "a tile moves the count on by its `steps` steps, not by one"),
             ("tile * steps + i", "tile * STAGES + i", "a tile has `steps` steps: n counts the steps of all tiles"),
             (
                 "loads = (n // STAGES + 1) % 2\n    multiplies = n // STAGES % 2",

@@ -78,11 +78,7 @@ TURNS = {
                 "ask whether the walk has been at this place before, for not everybody who waits forever is in the ring",
             ),
             ("who in waits and ", "", "whoever has no entry in waits can go on, so ask `who in waits` before"),
-            (
-                "return who in seen",
-                "return bool(seen)",
-                "whoever waits for somebody who can go on waits only for a while",
-            ),
+            ("return who in seen", "return bool(seen)", "who waits for somebody who can go on waits only for a while"),
             ("not in seen:", "not in seen and not seen:", "the walk goes on until it ends, or comes to somebody again"),
         ),
     ),
@@ -96,11 +92,7 @@ TURNS = {
         },
         slips=(
             (CLOCK, "{**mine, **other}", "it has forgotten events: older news must not replace newer"),
-            (
-                CLOCK,
-                "{**other, **mine}",
-                "it has learnt nothing that is new: where both have a number, the larger counts",
-            ),
+            (CLOCK, "{**other, **mine}", "nothing new is learnt: where both have a number, the larger counts"),
             ("{*mine, *other}", "mine", "who is in one clock only has a number, too: the other's is 0"),
             (LARGER, "mine.get(actor, 0) + other.get(actor, 0)", "nothing is added up: the larger counts"),
             ("mine.get(actor, 0)", "mine.get(actor)", NOTHING),
@@ -131,11 +123,7 @@ TURNS = {
         slips=(
             ('(a["writes"] or b["writes"]) and ', "", "two readers disturb nobody"),
             ('a["writes"] or b', 'a["writes"] and b', "one that writes is enough, if neither knows of the other"),
-            (
-                '(a["writes"] or b["writes"]) and',
-                'a["writes"] or b["writes"] and',
-                "`and` comes before `or`: put what writes into parentheses",
-            ),
+            ('(a["writes"] or b["writes"]) and', 'a["writes"] or b["writes"] and', "`and` comes before `or`"),
             (" and not knows(a, b)", "", ONE_KNOWS),
             (" and not knows(b, a)", "", ONE_KNOWS),
             ("not knows(a, b) and not knows(b, a)", "not (knows(a, b) and knows(b, a))", ONE_KNOWS),

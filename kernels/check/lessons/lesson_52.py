@@ -43,11 +43,7 @@ TURNS = {
             ("tile // tiles_m * GROUPS", "tile * GROUPS", "tiles_m tiles have the same chunks: divide by it first"),
             ("tiles_m * GROUPS", "tiles_m", "each tile has GROUPS chunks, so the next one's begin GROUPS further on"),
             (CHUNK, "n % (R * S) // R, n % R, n // (R * S) * BN", "a row of the filter has S taps, not R"),
-            (
-                CHUNK,
-                "n % S, n % (R * S) // S, n // (R * S) * BN",
-                "row and column are exchanged: the column runs faster",
-            ),
+            (CHUNK, "n % S, n % (R * S) // S, n // (R * S) * BN", "row and column are exchanged: columns run faster"),
             ("(R * S) * BN", "(R * S)", "a chunk is BN channels: so many times BN"),
             (CHUNK, "n // (R * S), n % S, n % (R * S) * BN", "taps run fastest, then the channels"),
         ),

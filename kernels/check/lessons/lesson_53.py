@@ -27,17 +27,9 @@ TURNS = {
         cases=listed("GROUPS", (3,), (2,), (4,)),
         slips=(
             (PARITY, "(n + 1 + group) % 2", "for two groups that is right: only the first is a phase ahead"),
-            (
-                PARITY,
-                "n % 2",
-                "group 0 begins, so its turn n comes after phase n − 1, and a fresh barrier lets it pass",
-            ),
+            (PARITY, "n % 2", "group 0 begins: its turn n comes after phase n − 1, as a fresh barrier says"),
             (PARITY, "(n + 1) % 2", "somebody hands any other group its turn n by completing phase n of its barrier"),
-            (
-                "(group + 1) % GROUPS",
-                "1 - group",
-                "the next one's number is one more, among two groups alone 1 - group",
-            ),
+            ("(group + 1) % GROUPS", "1 - group", "the next one's number is one more; of two groups, 1 - group"),
             ("(group + 1) % GROUPS", "group + 1", "behind the last one comes the first again"),
         ),
         run=_turns,
