@@ -49,6 +49,7 @@ def own_and_launcher(path, name):
     return own, _NAMESPACES[path, place][launcher]
 
 
+@pytest.mark.share(3)  # of all, a lesson with its answers in place says it
 @pytest.mark.parametrize(("path", "name"), KERNELS, ids=[name for _, name in KERNELS])
 def test_the_lessons_own_passes(path, name, capsys):
     check.kernel(name, *own_and_launcher(path, name))
