@@ -175,7 +175,7 @@ _line_first()
 def step(name: str, *answer) -> None:
     """Check one "Your turn" cell of a lesson, ``NN-topic``, and print one line: not written yet, not yet and why, or right.
 
-    answer: what the cell asks for: a kernel, a function, a tensor, a number. A wrong one is explained, never raised, and
+    answer: what the cell asks for: a function, plain or Triton's, or several. A wrong one is explained, never raised, and
     so is a kernel that Triton's interpreter takes and a GPU's compiler does not;
     ``ValueError`` for a name that no lesson has.
     """
