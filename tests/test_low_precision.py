@@ -106,6 +106,7 @@ class Expression:
         return (f"{text}.to(tl.float32)", x.float()) if dtype in (E4M3, E5M2) else (text, x)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hundred_random_kernels(seed):
     draw, count = random.Random(seed), 64

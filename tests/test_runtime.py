@@ -110,6 +110,7 @@ FIRST = {  # what imports Triton before: once with what is done again afterwards
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("first", FIRST)
 def test_without_a_gpu_it_does_not_matter_who_imported_triton(python, first):

@@ -18,6 +18,8 @@ from tools.cells import without_magics
 from tools.kernel_environment import ROOT
 
 FOLDER = Path("kernels/lessons")
+CHECK = re.compile(r"^(?:\w+ = )?check\.(kernel|step)\(\"(\d\d-[\w-]+)\"", re.MULTILINE)
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 ANSWER = re.compile(r"<details>.*?```python\n(.*?)```.*?</details>", re.DOTALL)
 
 
@@ -38,27 +40,34 @@ def filled(source: str, answer: str) -> str:
 
 
 def with_answers(path: Path):
-    """The notebook with each kernel's answer in its place; and the same for the turns that are data."""
+    """The notebook as its reader leaves it: each kernel's and each turn's answer in its place."""
     notebook = nbformat.read(path, as_version=4)
     for cell, below in zip(notebook.cells, notebook.cells[1:]):
-        if cell.cell_type == "code" and (name := checked(cell.source)):
+        if cell.cell_type == "code" and (found := CHECK.search(cell.source)):
             answer = ANSWER.search(below.source if below.cell_type == "markdown" else "")
             if answer is None:
-                raise ValueError(f"{path.name}: no answer stands below the cell {cell.id}, which checks {name}")
-            if "check.kernel(" in cell.source:
-                cell.source = filled(cell.source, answer[1])
-            else:
-                call = next(line for line in cell.source.splitlines() if line.startswith("check.step("))
-                cell.source = f"{answer[1]}\n\n{call}"
+                raise ValueError(f"{path.name}: no answer stands below the cell {cell.id}, which checks {found[2]}")
+            cell.source = (filled if found[1] == "kernel" else replaced)(cell.source, answer[1])
     return notebook
+
+
+def replaced(source: str, answer: str) -> str:
+    """A cell's text with ``answer`` in place of what it defines. ``ValueError`` if the cell defines none of it."""
+    defined = {name for statement in ast.parse(answer).body for name in bound(statement)}
+    lines = source.splitlines()
+    stubs = [s for s in ast.parse(source).body if isinstance(s, DEFINITIONS) and defined.intersection(bound(s))]
+    if not stubs:
+        raise ValueError(f"the answer defines {sorted(defined)}, and its cell none of them")
+    for stub in reversed(stubs):
+        first = min([stub.lineno, *(d.lineno for d in getattr(stub, "decorator_list", []))])
+        lines[first - 1 : stub.end_lineno] = answer.splitlines() if stub is stubs[0] else []
+    return "\n".join(lines)
 
 
 def checked(source: str) -> str:
     """The name of the kernel, or of the turn that is data, that a cell checks; empty if none."""
-    found = re.search(r"^(?:\w+ = )?check\.(kernel|step)\(\"(\d\d)-([\w-]+)\"", source, re.MULTILINE)
-    if found is None or (found[1] == "step" and f"{found[2]}-{found[3]}" not in turns(found[2])):
-        return ""
-    return f"{found[2]}-{found[3]}"
+    found = CHECK.search(source)
+    return found[2] if found and (found[1] == "kernel" or found[2] in turns(found[2][:2])) else ""
 
 
 def turns(lesson: str) -> dict:
@@ -85,14 +94,15 @@ def module(path: Path) -> str:
             for name, text in defined.items():
                 if text.lstrip().startswith(("@triton.jit", "def ")):
                     _need(name, text, known | defined, wanted)
+                if text.lstrip().startswith("@triton.jit"):  # Triton's interpreter asks for it in a kernel's module
+                    _need("tl", known["tl"], known, wanted)
         known |= defined
     if not wanted:
         return ""
     imports = sorted({text for text in wanted.values() if text.startswith(("import ", "from "))}, key=_order)
     others = list(dict.fromkeys(text for text in wanted.values() if text not in imports))
     doc = f'"""What lesson {path.name[:2]} goes on with, made from notebooks/{path.name}: see this package."""'
-    ours = [text for text in imports if _order(text)[0] == 2]
-    blocks = ["\n".join(text for text in imports if text not in ours), "\n".join(ours)]
+    blocks = ["\n".join(text for text in imports if _order(text)[0] == section) for section in range(3)]
     parts = ["\n\n".join(filter(None, blocks))] * bool(imports) + others
     texts = [doc, "", parts[0]]
     for before, text in zip(parts, parts[1:]):
@@ -110,6 +120,7 @@ def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -
     nodes = list(ast.walk(ast.parse(text)))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
     used = {node.id for node in names} - bound
     for other in sorted(used - {name}):
@@ -140,7 +151,9 @@ def _text(source: str, statement: ast.stmt) -> str:
 
 
 def _order(text: str):
-    return (0 if "torch" in text and "kernels" not in text else 1 if "triton" in text else 2), text
+    """As the linter has imports: Python's own, others', ours; of each, whole modules first."""
+    package = text.split()[1].partition(".")[0]
+    return 0 if package in sys.stdlib_module_names else 2 if package == "kernels" else 1, text.startswith("from"), text
 
 
 def write(root: Path = ROOT) -> list[Path]:

@@ -30,7 +30,8 @@ QUICK = "not slow and not browser and not classroom"
 IN_THE_WHOLE = "tests/course/test_mutants.py::test_its_property_catches_it"
 CORES = ["-p", "tools.progress", "-n", os.environ.get("TEST_CORES", "2")]
 # A core that has nothing left takes over half of what another has.
-UNIT = [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests"]
+# Other people's programs are a suite of their own.
+UNIT = [*CORES, "--dist=worksteal", "-p", "no:nbval", "--ignore=tests/programs", "tests"]
 # The operators, and the words that find their tests: by folder, by case, by the function that a bug is planted in.
 OPERATORS = {
     "conv_wgrad": "wgrad or conv2d or im2col",

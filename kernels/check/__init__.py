@@ -23,7 +23,7 @@ from kernels.check.framework import check as _check
 from kernels.check.guard import guarded
 from kernels.check.guard import line_first as _line_first
 from kernels.check.lessons import check_kernel as _check_kernel
-from kernels.check.steps import verdict as _verdict
+from kernels.check.lessons import verdict as _verdict
 from kernels.check.your_kernel import your_kernel
 
 #: Module of the exercises -> check -> what it asks for. A module is imported at its first use, and with it the references
@@ -94,7 +94,7 @@ _line_first()
 def step(name: str, *answer) -> None:
     """Check one "Your turn" cell of a lesson, ``NN-topic``, and print one line: not written yet, not yet and why, or right.
 
-    answer: what the cell asks for: a kernel, a function, a tensor, a number. A wrong one is explained, never raised, and
+    answer: what the cell asks for: a function, plain or Triton's, or several. A wrong one is explained, never raised, and
     so is a kernel that Triton's interpreter takes and a GPU's compiler does not;
     ``ValueError`` for a name that no lesson has.
     """

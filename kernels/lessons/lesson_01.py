@@ -1,7 +1,12 @@
 """What lesson 01 goes on with, made from notebooks/01_programs_and_blocks.ipynb: see this package."""
 
+import torch
 import triton
 import triton.language as tl
+
+
+def windows(x, W):
+    return torch.as_strided(x, (x.numel() - W + 1, W), (x.stride(0), x.stride(0)), x.storage_offset())
 
 
 @triton.jit

@@ -98,6 +98,7 @@ def squared(x, out, N: tl.constexpr):
     tl.store(out + place, tl.dot(tile, tile))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("pointer, warps", [("*fp16", 4), ("*fp16", 2), ("*fp32", 4), ("*fp64", 4), ("*i8", 4)])
 def test_ptx_says_which_products_stand_in_the_code(pointer, warps):
     out = {"*fp16": "*fp32", "*i8": "*i32"}.get(pointer, pointer)

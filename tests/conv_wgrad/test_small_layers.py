@@ -45,6 +45,7 @@ def short(pixels, bias=2**30):
     )
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format], ids=str)
 @pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize("name", LAYERS)

@@ -7,6 +7,7 @@ benchmarks → operators, lessons, lab.roofline, and the tuner → common.config
 """
 
 import ast
+import functools
 import json
 from pathlib import Path
 
@@ -38,10 +39,16 @@ def exists(module: str, root: Path = ROOT) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def imports(source: str, module: str, *, is_package: bool = False) -> set[str]:
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """A file's syntax, read once for all tests."""
+    return ast.parse(path.read_text())
+
+
+def imports(source: str | ast.Module, module: str, *, is_package: bool = False) -> set[str]:
     """The modules of `kernels` that ``source`` imports, anywhere in it, by their full names."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source) if isinstance(source, str) else source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,10 +99,9 @@ def may(importer: str, imported: str) -> bool:
     return part == "lab"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_imports_follow_the_arrows(path):
-    found = imports(path.read_text(), module_of(path), is_package=path.name == "__init__.py")
-    assert [name for name in sorted(found) if not may(module_of(path), name)] == []
+def test_imports_follow_the_arrows():
+    found = {module_of(p): imports(tree(p), module_of(p), is_package=p.name == "__init__.py") for p in SOURCES}
+    assert [(module, name) for module, names in found.items() for name in sorted(names) if not may(module, name)] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -153,7 +159,7 @@ def test_the_package_is_laid_out_in_these_folders():
     package = ROOT / "kernels"
     assert {path.name for path in package.glob("*.py")} == {"__init__.py", "runtime.py", *TRITONS_PRIVATE[:3]}
     folders = {path.parent for path in package.glob("*/**/*.py")}
-    parts = {"common", *INSTRUMENTS, "check/clinics", "check/exercises", "check/lessons", "check/steps", "lessons", *ROOMS}
+    parts = {"common", *INSTRUMENTS, "check/clinics", "check/exercises", "check/lessons", "lessons", *ROOMS}
     parts |= {"lab/drawings", "lab/measured"}
     parts |= {f"{room}/{way}" for room in ROOMS for way in WAYS[room]}
     assert {folder.relative_to(package).as_posix() for folder in folders} == parts
@@ -180,35 +186,22 @@ def calls(tree: ast.AST, name: str) -> list[int]:
     return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name) and ast.unparse(n) == name]
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if module_of(p) != "kernels.runtime"], ids=module_of)
-def test_only_the_runtime_asks_whether_there_is_a_gpu(path):
-    assert calls(ast.parse(path.read_text()), "torch.cuda.is_available") == []
+def test_only_the_runtime_asks_whether_there_is_a_gpu():
+    assert [module_of(p) for p in SOURCES if calls(tree(p), "torch.cuda.is_available")] == ["kernels.runtime"]
 
 
-def test_the_runtime_does_ask():
-    assert calls(ast.parse((ROOT / "kernels" / "runtime.py").read_text()), "torch.cuda.is_available")
+def test_no_operator_prints_or_synchronises():
+    parts = [ROOT / "kernels" / name for name in (*ROOMS, "common")]
+    operators = [p for p in SOURCES if any(map(p.is_relative_to, parts))]
+    assert [module_of(p) for p in operators if calls(tree(p), "print") + calls(tree(p), "torch.cuda.synchronize")] == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        p
-        for p in SOURCES
-        if p.relative_to(ROOT).parts[:1] == ("kernels",) and p.relative_to(ROOT).parts[1] in (*ROOMS, "common")
-    ],
-    ids=module_of,
-)
-def test_no_operator_prints_or_synchronises(path):
-    tree = ast.parse(path.read_text())
-    assert calls(tree, "print") + calls(tree, "torch.cuda.synchronize") == []
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_tritons_private_names_stay_in_three_files(path):
-    private = [
-        getattr(node, "module", None) or node.names[0].name
-        for node in ast.walk(ast.parse(path.read_text()))
+def test_tritons_private_names_stay_in_three_files():
+    found = {
+        (path.name, getattr(node, "module", None) or node.names[0].name)
+        for path in SOURCES
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    private = [name for name in private if name.startswith(("triton.runtime.interpreter", "triton._C"))]
-    assert path.name in TRITONS_PRIVATE or private == []
+    }
+    private = ("triton.runtime.interpreter", "triton._C")
+    assert [one for one in found if one[1].startswith(private) and one[0] not in TRITONS_PRIVATE] == []

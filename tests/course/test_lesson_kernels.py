@@ -3,6 +3,7 @@ lesson whose reader has written everything runs to its end with that."""
 
 import ast
 import inspect
+import itertools
 import os
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from nbclient import NotebookClient
 
 from kernels import check
 from kernels.check import lessons
-from tests.course.turns import filled, namespace_of, turns_of
 from tests.course.turns import lessons as notebooks
+from tests.course.turns import namespace_of
 from tools import lesson_kernels
 from tools.cells import without_magics
 from tools.kernel_environment import kernel_environment, too_old_for
@@ -37,66 +38,57 @@ TURNS = [(path, name) for path in notebooks() for name in lesson_kernels.turns(p
 FILLED = sorted({path for path, _ in KERNELS + TURNS})
 IEEE = ', input_precision="ieee"'
 _NAMESPACES: dict = {}
+_GIVEN: dict = {}  # what a kernel's slips give, once for all of them
 
 
-def checked(path, name, change=lambda own: own):
-    """What ``check.kernel`` gives back for a version of the lesson's own kernel, and that."""
+def own_and_launcher(path, name):
+    """A lesson's own kernel, and the launcher in its notebook, which finds that."""
     place, (kernel, launcher) = calls_of(path, "check.kernel")[name]
     own = lessons.own_of(name, kernel)
     if (path, place) not in _NAMESPACES:  # once for all slips of a kernel
-        _NAMESPACES[path, place] = namespace_of(path, place)
+        _NAMESPACES[path, place] = namespace_of(path, place) | {kernel: own}
         torch.set_default_device(None)
-    namespace = _NAMESPACES[path, place]
-    namespace[kernel] = handed = change(own)
-    return own, handed, check.kernel(name, handed, namespace[launcher])
+    return own, _NAMESPACES[path, place][launcher]
 
 
+@pytest.mark.share(3)  # of all, a lesson with its answers in place says it
 @pytest.mark.parametrize(("path", "name"), KERNELS, ids=[name for _, name in KERNELS])
 def test_the_lessons_own_passes(path, name, capsys):
-    checked(path, name)
+    check.kernel(name, *own_and_launcher(path, name))
     said = capsys.readouterr().out
     assert "FAILED" not in said and "passed  right" in said and "passed  compiles" in said
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(("path", "name", "slip"), SLIPS, ids=[f"{name}: {slip[1][:40]}" for _, name, slip in SLIPS])
-def test_a_slip_turns_it_red(path, name, slip, capsys):
-    own, _, back = checked(path, name, lambda own: lessons.slipped(own, slip))
-    said = capsys.readouterr().out
-    assert "FAILED" in said and slip[2] in said
-    assert back is own
+def test_a_slip_is_found_by_its_cause(path, name, slip):
+    """By the first of the check's verdicts that names it: what is printed then, tests/check/test_lesson_kernels.py holds."""
+    (own, launcher), wanted = own_and_launcher(path, name), lessons.data_of(name, "KERNELS")
+    with lessons.held_kernel(name, wanted, own, lessons.slipped(own, slip), launcher) as held:
+        held.given = _GIVEN.setdefault(name, {})
+        cases = (found.said for case in wanted.cases if (found := held.finding(case)))
+        verdicts = itertools.chain(cases, (held.refused() for _ in [0]))
+        assert any(said and slip[2] in said for said in verdicts)
 
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize(("path", "name"), KERNELS, ids=[name for _, name in KERNELS])
 def test_a_product_that_a_gpu_would_round_to_tf32_turns_it_red(path, name, capsys):
-    own = lessons.own_of(name, calls_of(path, "check.kernel")[name][1][0])
+    own, launcher = own_and_launcher(path, name)
     exact = [line for line in inspect.getsource(own.fn).splitlines() if IEEE in line]
     if not exact:
         pytest.skip("no product of float32")
-    *_, back = checked(path, name, lambda own: lessons.slipped(own, (exact[-1], exact[-1].replace(IEEE, ""), "")))
-    assert back is own and lessons.ROUNDS in capsys.readouterr().out
+    rounded = lessons.slipped(own, (exact[-1], exact[-1].replace(IEEE, ""), ""))
+    assert check.kernel(name, rounded, launcher) is own
+    assert lessons.ROUNDS in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("path", "name"), TURNS, ids=[name for _, name in TURNS])
 def test_a_turns_slips_are_named(path, name, capsys):
-    _, (function, *_) = calls_of(path, "check.step")[name]
-    own = lessons.own_of(name, function)
-    check.step(name, own)
-    assert "right" in capsys.readouterr().out
+    own = tuple(lessons.own_of(name, function) for function in calls_of(path, "check.step")[name][1])
     for slip in lessons.data_of(name, "TURNS").slips:
-        check.step(name, lessons.slipped(own, slip))
+        check.step(name, *lessons.slipped(own, slip))
         said = capsys.readouterr().out
-        assert "not yet" in said and slip[2] in said
-
-
-def with_all_answers(path):
-    """The notebook as its reader leaves it: kernels, turns that are data, and the other turns."""
-    notebook, data = lesson_kernels.with_answers(path), lesson_kernels.turns(path.name[:2])
-    for turn in turns_of(path):
-        if turn.step not in data:
-            notebook.cells[turn.index].source = filled(turn, turn.answer)
-    return notebook
+        assert "not yet" in said and slip[2] in said and "NameError" not in said
 
 
 def printed(cell) -> str:
@@ -113,7 +105,7 @@ def complaints(cell) -> set[str]:
 def test_a_lesson_runs_with_all_answers_in_place(path):
     if why := too_old_for(path):
         pytest.skip(why)
-    stored, notebook = nbformat.read(path, as_version=4), with_all_answers(path)
+    stored, notebook = nbformat.read(path, as_version=4), lesson_kernels.with_answers(path)
     where = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where, coalesce_streams=True)
     client.execute(env=kernel_environment({"TRITON_INTERPRET": "1", **os.environ}))  # raises where a cell does

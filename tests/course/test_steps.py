@@ -1,18 +1,17 @@
 """Every "Your turn" of every lesson: its stub runs, its answer is right, and each wrong answer gets its diagnosis."""
 
-import importlib.util
-from pathlib import Path
-
 import nbformat
 import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from kernels.check import steps
-from kernels.check.steps import helpers
+from kernels.check.lessons import Turn, as_given, by_model
 from tests.course import turns
 from tools import lesson_kernels
-from tools.kernel_environment import ROOT, too_old_for
+from tools.kernel_environment import too_old_for
+
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
 
 TURNS = [turn for path in turns.lessons() for turn in turns.turns_of(path)]
 by_step = {"ids": lambda turn: turn.step}
@@ -26,27 +25,38 @@ def triton_is_new_enough(request):
         pytest.skip(why)
 
 
-def wrong_answers(lesson: str) -> dict[str, list[tuple[str, str]]]:
-    """``WRONG`` of a lesson: step -> (definitions, phrase of the diagnosis)."""
-    path = Path(__file__).parent / "steps" / f"lesson_{lesson}.py"
-    if not path.exists():
-        return {}
-    spec = importlib.util.spec_from_file_location(f"wrong_answers_{lesson}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.WRONG
-
-
-LESSONS = sorted(
-    {path.name[:2] for path in turns.lessons()}
-    | {path.stem[-2:] for path in ROOT.glob("kernels/check/steps/lesson_*.py")}
-    | {path.stem[-2:] for path in ROOT.glob("tests/course/steps/lesson_*.py")}
-)
-WRONG = [
-    pytest.param(turn, source, phrase, id=f"{turn.step}-{i}")
-    for turn in TURNS
-    for i, (source, phrase) in enumerate(wrong_answers(turn.step[:2]).get(turn.step, []))
-]
+#: Of the turns that run on the model, wrong answers: what is exchanged in the right one, and a phrase of the diagnosis.
+#: Those of the others are their slips, which tests/course/test_lesson_kernels.py plants.
+WRONG = {
+    "50-late": [
+        ("STAGES - 2) % STAGES), count=1, pred=i > 1", "STAGES - 1) % STAGES), count=1, pred=i > 0", "may still run"),
+        ("i > 1", "i > 0", "in the first two steps"),
+        ("i > 1", "True", "in the first two steps"),
+        ("i > 1", "i > 2", "Nobody can go on"),
+        ("(i + STAGES - 2) % STAGES", "s", "Nobody can go on"),
+        ("(i + STAGES - 2) % STAGES), count=1, pred=i > 1", "s), count=1, pred=True", "You hand a buffer back"),
+        ("i + STAGES - 2", "i - 2", "the slot is negative"),
+        ("wait(2", "wait(1", "at most 2 products are in flight"),
+        ("wait(2", "wait(0", "at most 1 product is in flight"),
+    ],
+    "52-store": [
+        ("tile // SUMS & 1", "(tile // SUMS + 1) & 1", "another round than its own"),
+        ("tile // SUMS & 1", "tile & 1", "another round than its own"),
+        ("tile % SUMS", "tile % 2", "how many there are is SUMS"),
+        ("tile % SUMS", "0", "or signals for another accumulator"),
+        ("arrive(stored", "arrive(done", "the multiplier waits to be told"),
+        ("stored.index(slot)", "stored.index(0)", "or signals for another accumulator"),
+    ],
+    "53-last": [
+        ("(tiles - 1) % STAGES", "tiles % STAGES", "The model's finding"),
+        ("(tiles - 1) // STAGES & 1", "tiles // STAGES & 1", "whose number is tiles − 1"),
+        ("(tiles - 1) // STAGES & 1", "((tiles - 1) // STAGES & 1) ^ 1", "whose number is tiles − 1"),
+        ("wait(0", "wait(1", "let none of them run on"),
+        ("(tiles - 1) % STAGES", "tiles - 1", "a slot is below STAGES"),
+        ("(tiles - 1) % STAGES", "0", "The model's finding"),
+    ],
+}
+ON_THE_MODEL = {turn.step: turn for turn in TURNS if turn.step in by_model.TURNS}
 
 
 def unlike(turn: turns.Turn, stub: str) -> list[str]:
@@ -73,20 +83,21 @@ def test_the_answer_below_is_right(turn):
     assert f"Your turn {turn.step}: right, " in turns.said(turn, turn.answer)
 
 
-@pytest.mark.parametrize(("turn", "source", "phrase"), WRONG)
-def test_a_wrong_answer_gets_its_diagnosis(turn, source, phrase):
-    said = turns.said(turn, source)
+@pytest.mark.parametrize(
+    ("turn", "old", "new", "phrase"),
+    [(turn, *wrong) for name, turn in ON_THE_MODEL.items() for wrong in WRONG[name]],
+)
+def test_a_wrong_answer_gets_its_diagnosis(turn, old, new, phrase):
+    assert turn.answer.count(old) == 1
+    said = turns.said(turn, turn.answer.replace(old, new))
     assert f"Your turn {turn.step}: not yet. " in said and phrase in said
 
 
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_every_cell_has_a_step_and_every_step_a_cell_and_two_wrong_answers(lesson):
-    data = lesson_kernels.turns(lesson)  # whose wrong answers are their slips
-    cells = sorted(turn.step for turn in TURNS if turn.step[:2] == lesson and turn.step not in data)
-    assert sorted(steps.of_lesson(lesson)) == cells
-    wrong = wrong_answers(lesson)
-    assert sorted(wrong) == cells
-    assert [name for name in cells if len(wrong[name]) < 2] == []
+def test_every_cell_has_a_check_and_every_check_a_cell():
+    lessons = {turn.step[:2] for turn in TURNS}
+    data = [name for lesson in lessons for name in lesson_kernels.turns(lesson)]
+    assert sorted([*data, *by_model.TURNS]) == sorted(turn.step for turn in TURNS)
+    assert sorted(WRONG) == sorted(by_model.TURNS)
 
 
 SETUP = "import torch\nimport kernels\nimport triton\nimport triton.language as tl\nfrom kernels import check\n%precision 3"
@@ -100,15 +111,22 @@ ANSWER = "@triton.jit\ndef keep(offs, N):\n    return below(offs {} N * LIMIT)\n
 RIGHT = ANSWER.format("<")
 
 
+@triton.jit
+def _mask_kernel(mask_ptr, N, keep: tl.constexpr):
+    tl.store(mask_ptr + tl.arange(0, 8), keep(tl.arange(0, 8), N))
+
+
+def _masked(keep, N):
+    mask = torch.empty(8, dtype=torch.bool)
+    _mask_kernel[(1,)](mask, N, keep)
+    return mask
+
+
 @pytest.fixture
 def lesson(tmp_path, monkeypatch):
     """``lesson(stub, solution)`` is the turn of a notebook of these two cells, after a setup and a definition."""
-    monkeypatch.setattr(steps, "_STEPS", {})
-
-    @steps.step("77-guard", "which lanes exist")
-    def guard(answer):
-        got = helpers.block(answer, torch.arange(8), 5)
-        return helpers.difference("mask", got, torch.arange(8) < 5)
+    wanted = Turn("which lanes exist", as_given, {"five lanes": {"N": 5}}, run=_masked)
+    turns.made_up(monkeypatch, {"77-guard": wanted}, ANSWER.format("<").replace("below", "").replace(" * LIMIT", ""))
 
     def build(stub=STUB, solution=RIGHT, tags=()):
         cells = [
@@ -138,7 +156,7 @@ def test_a_turn_is_found_and_its_answer_taken_out_of_its_block(lesson):
     assert turn.answer == ANSWER.format("<")
     assert unlike(turn, turns.said(turn)) == []
     assert turns.said(turn, turn.answer) == "Your turn 77-guard: right, which lanes exist.\n"
-    assert "not yet. mask[5] is 1, expected 0" in turns.said(turn, ANSWER.format("<="))
+    assert "not yet. five lanes: mask[5] is 1, expected 0" in turns.said(turn, ANSWER.format("<="))
 
 
 def test_an_earlier_cell_is_executed_whole_where_it_is_tagged(lesson):
@@ -162,11 +180,11 @@ def test_a_turn_that_is_made_otherwise_is_seen(lesson, stub, complaint):
 
 def test_an_answer_for_another_cell_is_refused(lesson):
     with pytest.raises(ValueError, match="the answer defines .'other'., and its cell none of them"):
-        turns.filled(lesson(), "def other():\n    pass\n")
+        lesson_kernels.replaced(lesson().source, "def other():\n    pass\n")
 
 
-def test_an_answer_takes_the_place_of_all_that_it_defines(lesson):
-    turn = lesson('a = ...\nb = 3  # given\n\n@f\ndef g():\n    return ...\ncheck.step("77-guard", a)')
-    assert turns.filled(turn, "a = 1\ndef g():\n    return 2\n").splitlines() == [
+def test_an_answer_takes_the_place_of_all_that_it_defines():
+    source = 'a = ...\nb = 3  # given\n\n@f\ndef g():\n    return ...\ncheck.step("77-guard", a)'
+    assert lesson_kernels.replaced(source, "a = 1\ndef g():\n    return 2\n").splitlines() == [
         "a = 1", "def g():", "    return 2", "b = 3  # given", "", 'check.step("77-guard", a)',
     ]  # fmt: skip

@@ -201,6 +201,7 @@ READS = {
 TABLE = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("what", READS)
 def test_a_mod_reads_the_query_or_the_key_itself(what, dynamic):
@@ -303,6 +304,7 @@ def test_recorded_by_make_fx(mode):
         torch.testing.assert_close(program(q, k, v), flex_attention(q, k, v, mods.softcap(cap)))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_checkpoints(use_reentrant, compiled):

@@ -101,6 +101,7 @@ def test_in_a_score_mod(name):
         assert relative_error(got, expected) <= 2e-5 or (got == expected).all(), what
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MASKS)
 def test_in_a_mask(name):
     leaves, exact = inputs()

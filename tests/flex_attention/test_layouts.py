@@ -46,6 +46,7 @@ def test_what_the_checks_look_at(called):
         assert flex_attention(q, k, v).dtype == torch.bfloat16
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("first", LAYOUTS)
 def test_other_layouts(called, first):
     """Those of a call, its gradients, and saved ones, which hooks may give back otherwise; after each."""

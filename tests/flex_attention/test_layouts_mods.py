@@ -80,6 +80,7 @@ def test_a_mask_whose_lists_are_changed_or_given_otherwise(given):
     held_to(given, mask)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("first", LAYOUTS)
 def test_other_layouts(given, first):
     mask, do = blocks(), torch.randn_like(given[0])

@@ -68,6 +68,7 @@ CASES = [
 ]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("M", "N", "BLOCK_SIZE"), [(130, 130, 32), pytest.param(150, 207, 64, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("mask", "heads", "change"), CASES)
 def test_trimmed_lists_give_the_same_bits(monkeypatch, mask, heads, change, M, N, BLOCK_SIZE):

@@ -59,6 +59,7 @@ def plain_only(monkeypatch):
     return only
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("layout", ["flat", "heads inside"])
 @pytest.mark.parametrize("name", ["nothing", "causal", "document per row", "learned alibi", "dead rows"])
 @pytest.mark.parametrize("shape", [(2, 2, 1, 37, 41, 20, 24), (2, 2, 2, 37, 41, 16, 16)])
@@ -68,6 +69,7 @@ def test_the_plain_kernels_against_the_reference(name, shape, layout, plain_only
     assert set(launched) == PLAIN
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("modded", [False, True])
 @pytest.mark.parametrize("way", FASTER)

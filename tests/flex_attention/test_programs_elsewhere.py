@@ -78,6 +78,7 @@ for file in sys.argv[1:]:
 """
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_here_and_run_elsewhere(strict, tmp_path):
     """One process for all of them: it has seen no mod at all."""

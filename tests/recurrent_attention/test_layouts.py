@@ -39,6 +39,7 @@ def other(t, i):
     return laid_out(t, i) if t.ndim == 4 else laid_out(t, i, tuple(range(t.ndim))[::-1])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", LAYOUTS)
 def test_tensors_with_other_layouts(given, first, mode):

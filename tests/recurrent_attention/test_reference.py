@@ -42,6 +42,7 @@ def test_reference_is_the_equation(L, reverse):
         torch.testing.assert_close(final[0, h], state)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     "gates", [(), ("g",), ("g_gamma",), ("gk",), ("gv",), cases.GATES], ids=lambda gates: "+".join(gates) or "none"
 )

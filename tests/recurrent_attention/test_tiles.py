@@ -59,6 +59,7 @@ def check(mode, call, variants):
             assert cases.relative_error(got, results[0][name][0]) <= 2 * cases.bound(name, got.dtype, mode, {"q": got})
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("call", CALLS)
 def test_chunks_runs_and_blocks(call):
     check("chunk", CALLS[call], CHUNKS)

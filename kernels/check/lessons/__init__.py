@@ -1,10 +1,13 @@
 """What a lesson's reader writes, held to what the lesson itself goes on with: a kernel, or a function.
 
+>>> check.step("01-windows", windows)
+Your turn 01-windows: not written yet (line 2 of the cell still has `...`).
+
 The right answer is the lesson's own (``kernels/lessons``, made from the block below the cell). Both are run on the same drawn
 inputs, by the same launcher, with poison around their tensors and NaN in what the launcher allocates; every access is looked
 at. What each lesson adds is data, in ``lesson_NN.py`` beside this file: the cases, and the slips. A slip is the lesson's own
 text with something left out or exchanged. It serves as a planted bug, which the check has to find, and as a diagnosis: an
-answer that gives what a slip gives is told that slip's cause.
+answer that gives what a slip gives, or raises what it raises, is told that slip's cause.
 """
 
 import ast
@@ -23,14 +26,17 @@ import torch
 
 from kernels import runtime
 from kernels.check import watch
+from kernels.check.answers import described, difference, unwritten
 from kernels.check.clinics.faulty_kernel import patched
 from kernels.check.compiling import compiled, refusal
 from kernels.check.costs import traffic
 from kernels.check.experiments import without_other
-from kernels.check.explanations import explain, explain_slow
+from kernels.check.explanations import SLOW, explain, explain_slow
 from kernels.check.guard import out_of_bounds, races
+from kernels.check.lessons import by_model
 from kernels.check.replay import Unfilled
 from kernels.check.tensors import MARGIN, Draw, one_thread
+from kernels.check.wording import misread
 from kernels.lab import _triton_private
 from kernels.lab.accesses import Trace
 from kernels.lab.compile_report import prepare
@@ -51,15 +57,18 @@ DOES = ("loads ask for", "stores write", "whole sectors come to")
 class Turn:
     """A function that the reader writes.
 
-    about: what it is, as a noun phrase. ``arguments(draw, **case)`` gives its arguments by name, ``cases`` what each property
-    asks of them. A slip is a text of the lesson's own, what stands in its place, and the cause, empty where an access itself
-    tells the fault.
+    about: what it is, as a noun phrase that completes "right, …". ``arguments(draw, **case)`` gives what it is called with,
+    by name, ``cases`` what each property asks of them. A slip is a text of the lesson's own, what stands in its place, and
+    the cause, empty where an access itself tells the fault. ``run(answer, **arguments)`` gives the results where they are
+    not those of one call: it launches a kernel, or calls a helper inside one. cheap: as a kernel's.
     """
 
     about: str
     arguments: Callable[..., Mapping]
     cases: Mapping[str, Mapping]
     slips: tuple[tuple[str, str, str], ...] = ()
+    run: Callable | None = None
+    cheap: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,14 +82,26 @@ class LessonKernel:
     ahead: bool = False  # whether a program must ask for its next block before it stores this one
 
 
+def as_given(draw, **case) -> Mapping:
+    """The arguments of a turn whose cases have them all."""
+    return case
+
+
+def listed(names: str, *rows: tuple) -> dict[str, Mapping]:
+    """A case for each row of numbers, called by them."""
+    return {_said(case): case for case in (dict(zip(names.split(), row)) for row in rows)}
+
+
 class Answered(NamedTuple):
-    """What one call gave, or the sentence that says why it gave nothing, and what was seen of it."""
+    """What one call gave, or why it gave nothing, and what was seen of it."""
 
     results: tuple = ()
-    error: str = ""
+    error: str = ""  # and where
+    means: str = ""
     trace: Trace = Trace()
     undefined: list[str] = []
     launched: dict = {}  # kernel and dtypes -> what the compiler needs of the first such launch, or why there is nothing
+    names: tuple = ()  # of results that came as a dictionary
 
 
 def data_of(name: str, kind: str):
@@ -103,12 +124,17 @@ def own_of(name: str, function: str):
 
 
 def slipped(own, slip: tuple[str, str, str]):
-    """The lesson's own kernel or function with a slip in it."""
+    """The lesson's own kernel or function with a slip in it; of several functions, the one that has its text."""
+    if isinstance(own, tuple):
+        return tuple(slipped(one, slip) if slip[0] in _text(one) else one for one in own)
     function = _triton_private.python_function(own)
-    text = patched(textwrap.dedent(inspect.getsource(function)), slip[:2])
     namespace = dict(function.__globals__)
-    exec(readable(text, f"<slip in {function.__name__}: {slip[1]}>"), namespace)
+    exec(readable(patched(_text(own), slip[:2]), f"<slip in {function.__name__}: {slip[1]}>"), namespace)
     return namespace[function.__name__]
+
+
+def _text(function) -> str:
+    return textwrap.dedent(inspect.getsource(_triton_private.python_function(function)))
 
 
 def check_kernel(name: str, kernel, launcher: Callable):
@@ -120,26 +146,73 @@ def check_kernel(name: str, kernel, launcher: Callable):
     if not _triton_private.is_kernel(kernel):
         raise ValueError(f"kernel is {kernel!r}: check.kernel takes the @triton.jit function, its launcher after it")
     own = own_of(name, called)
-    from kernels.check.steps import unwritten
-
     if place := unwritten((kernel,)):
         print(f"{called}: not written yet ({place}). The lesson goes on with its own.")
         return own
-    with warnings.catch_warnings(), one_thread(), _found_by_name(called, launcher):
-        warnings.simplefilter("ignore")  # NaN that a check plants makes numpy warn
-        good = _Held(name, wanted, own, kernel, launcher).judge()
+    with held_kernel(name, wanted, own, kernel, launcher) as held:
+        good = held.judge()
     print(f"The lesson goes on with {'yours' if good else 'its own'}.")
     return kernel if good else own
 
 
-def check_turn(name: str, wanted: Turn, answer) -> str:
-    """What is wrong with a reader's function, in a sentence; empty if nothing is."""
-    function = _triton_private.python_function(answer)
-    held = _Held(name, wanted, own_of(name, getattr(function, "__name__", "")), answer)
+@contextlib.contextmanager
+def held_kernel(name: str, wanted: LessonKernel, own, kernel, launcher: Callable):
+    """What judges a kernel; the launcher finds afterwards what it found before."""
+    called = _triton_private.python_function(own).__name__
+
+    def run(which, **arguments):
+        with _named(launcher, called, which):
+            return launcher(**arguments)
+
+    with _quietly(), _found_by_name(called, launcher):
+        yield _Held(name, wanted, own, kernel, run, launcher)
+
+
+def verdict(name: str, *answer) -> str:
+    """One line on what the cell of a turn hands over: not written yet, what is wrong with it, or that it is right."""
+    wanted = data_of(name, "TURNS") or by_model.TURNS.get(name)
+    if wanted is None:
+        raise ValueError(f"name is {name!r}: kernels/check/lessons has no turn of this name")
+    if place := unwritten(answer):
+        return f"Your turn {name}: not written yet ({place})."
+    try:
+        with _quietly():
+            wrong = _wrong(name, wanted, answer) if isinstance(wanted, Turn) else wanted.wrong(*answer)
+    except Exception as raised:  # of a run on the model: a learner's error is explained, never raised
+        if isinstance(wanted, Turn):
+            raise
+        wrong = ": ".join(explain(raised))
+    if not wrong:
+        return f"Your turn {name}: right, {wanted.about}."
+    return f"Your turn {name}: not yet. {wrong}" + "." * (not wrong.rstrip().endswith((".", "?", "!")))
+
+
+def _wrong(name: str, wanted: Turn, answer: tuple) -> str:
+    """What is wrong with what a reader hands over, a function or more, in a sentence; empty if nothing is."""
+    functions = [_triton_private.python_function(one) for one in answer]
+    try:
+        own = tuple(own_of(name, getattr(function, "__name__", "")) for function in functions)
+    except ValueError as unknown:
+        return f"The check cannot use what it was given ({', '.join(map(described, answer))}): {unknown}"
+    for one, ours in zip(answer, own):
+        if _triton_private.is_kernel(ours) and not _triton_private.is_kernel(one):
+            return f"A Triton function is asked for here, and this is {described(one)}: is it decorated with @triton.jit?"
+    run = wanted.run or (lambda function, **arguments: function(**arguments))
+    held = _Held(name, wanted, own, answer, lambda which, **arguments: run(*which, **arguments), wanted.run or own[0])
     for case in wanted.cases:
         if found := held.finding(case):
-            return f"{case}: {found.said}"
-    return ""
+            texts = [_text(one) for one in answer if _triton_private.is_kernel(one)]
+            return next((f"`{shown}`: {why}" for shown, why in misread(texts)), f"{case}: {found.said}")
+    refused = held.refused() or (wanted.cheap and held.dearer())
+    return f"The numbers are right, but {refused}" if refused else ""
+
+
+@contextlib.contextmanager
+def _quietly():
+    """Meanwhile torch works in one thread, and numpy doesn't warn of the NaN that a check plants."""
+    with warnings.catch_warnings(), one_thread():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Finding(NamedTuple):
@@ -150,11 +223,12 @@ class Finding(NamedTuple):
 
 
 class _Held:
-    """A reader's answer, held to the lesson's own; ``launcher`` is None where the answer is a function, no kernel."""
+    """A reader's answer, held to the lesson's own: ``run(which, **arguments)`` calls either, ``returns`` names what comes."""
 
-    def __init__(self, name: str, wanted, own, answer, launcher=None):
-        self.name, self.wanted, self.own, self.answer, self.launcher = name, wanted, own, answer, launcher
-        self.names = _returned(launcher or own)  # of the results
+    def __init__(self, name: str, wanted, own, answer, run: Callable, returns: Callable):
+        self.name, self.wanted, self.own, self.answer, self.run = name, wanted, own, answer, run
+        self.names = _returned(returns)
+        self.given: dict = {}  # (case, slip) -> what the lesson's own gives with it
         self.found: list = []  # slips whose answer this is, so that they are tried first in the next case
         self.launched: dict = {}  # kernel and dtypes -> what the compiler needs of the first such launch
 
@@ -184,27 +258,30 @@ class _Held:
     def finding(self, case: str) -> Finding | None:
         """What is wrong with the answer in one case, and why."""
         sizes = self.wanted.cases[case]
-        with_sizes = f" ({_said(sizes)})" if sizes else ""
-        theirs, right = self.call(self.answer, sizes), self.call(self.own, sizes)
+        with_sizes = f" ({_said(sizes)})" if _said(sizes) not in ("", case) else ""
+        theirs, right = self.call(self.answer, sizes), self.known(case)
         self.launched = theirs.launched | self.launched
         if right.error:
-            raise RuntimeError(f"the lesson's own {self.name} fails in the case {case}: {right.error}")
-        if theirs.error:
-            return Finding(f"{theirs.error}{with_sizes}.", theirs.error)
+            raise RuntimeError(f"the lesson's own {self.name} fails in the case {case}: {right.error}: {right.means}")
         tensors = [*right.results, *self.drawn(sizes).values()]
         tolerance = max((TOLERANCE.get(x.dtype, 0.0) for x in tensors if isinstance(x, torch.Tensor)), default=1e-9)
 
         def unlike(a: Answered, b: Answered) -> str:
-            return a.error or _unlike(a.results, b.results, tolerance, self.names)
+            if a.error or b.error:
+                return "" if _raised(a) == _raised(b) else a.error or b.error
+            return _unlike(a, b, tolerance, self.names)
 
         def cause() -> str:
             for slip in sorted(filter(lambda slip: slip[2], self.wanted.slips), key=lambda slip: slip not in self.found):
-                made = self.call(slipped(self.own, slip), sizes)
-                if not made.error and not unlike(theirs, made) and unlike(made, right):
+                made = self.known(case, slip)
+                if not unlike(theirs, made) and unlike(made, right):
                     self.found.append(slip)
                     return slip[2]
             return ""
 
+        if theirs.error:
+            means = theirs.means if theirs.means == SLOW else cause() or theirs.means
+            return Finding(f"{theirs.error}{with_sizes}: {means}.", theirs.error)
         wrong = unlike(theirs, right)
         for poison in Undefined.POISONS[1:] if theirs.undefined and not wrong else ():
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
@@ -213,7 +290,7 @@ class _Held:
             why, where = cause() if wrong else "", self.blamed(theirs.trace)
             alike = re.sub(r" in program .*? outside|\d+|elements?", "", told[0])  # the same line, in another program
             return Finding(where + told[0] + f" The answer is as if {why}." * bool(why), why or alike)
-        if not wrong and self.launcher and self.wanted.ahead and _late(theirs.trace):
+        if not wrong and getattr(self.wanted, "ahead", False) and _late(theirs.trace):
             return Finding(f"{LATE}{with_sizes}.", LATE)
         if not wrong:
             return self.imprecise(theirs, right, sizes)
@@ -224,10 +301,19 @@ class _Held:
         said = _never_stored(theirs.trace, right.trace) or wrong
         return Finding(f"{said}{with_sizes}" + f": {why}" * bool(why) + ".", why)
 
+    def known(self, case: str, slip: tuple[str, str, str] | None = None) -> Answered:
+        """What the lesson's own gives in a case, as it is or with a slip in it."""
+        if (case, slip) not in self.given:
+            which = slipped(self.own, slip) if slip else self.own
+            self.given[case, slip] = self.call(which, self.wanted.cases[case])
+        return self.given[case, slip]
+
     def blamed(self, recorded: Trace) -> str:
         """What goes before a sentence on a line that is not the reader's: a kernel above calls what they wrote."""
+        if isinstance(self.wanted, Turn):
+            return ""
         name = _triton_private.python_function(self.answer).__name__
-        other = next((one.kernel for one in recorded.launches if self.launcher and one.kernel != name), "")
+        other = next((one.kernel for one in recorded.launches if one.kernel != name), "")
         return other and f"with what {name} gives, in {other} above, which calls it: "
 
     def imprecise(self, theirs: Answered, right: Answered, sizes: Mapping) -> Finding | None:
@@ -269,7 +355,8 @@ class _Held:
         theirs, ours = (self.call(kernel, sizes).trace.accesses for kernel in (self.answer, self.own))
         for does, amount, own in zip(DOES, traffic(theirs), traffic(ours), strict=True):
             if amount > DEARER * own:
-                most = max(theirs, key=lambda access: access.nbytes).source
+                lines = {access.source for access in ours}
+                most = max(theirs, key=lambda access: (access.source not in lines, access.nbytes)).source
                 with_sizes = f" ({_said(sizes)})" if sizes else ""
                 return f"{does} {amount:,} bytes, the lesson's {own:,}{with_sizes}; `{most}` takes part."
         return ""
@@ -291,29 +378,36 @@ class _Held:
                     launched[kernel, dtypes] = error
             return True
 
-        arguments, standing_in = arguments or self.drawn(sizes), contextlib.nullcontext()
-        if self.launcher:
-            standing_in = _named(self.launcher, _triton_private.python_function(which).__name__, which)
-        helpers = _triton_private.python_function(which).__code__.co_names if self.launcher else ()  # not to blame
-        with standing_in, Unfilled(), Undefined(poison) as undefined, trace.recording(helpers=helpers) as recorded:
+        arguments, helpers = arguments or self.drawn(sizes), ()
+        if isinstance(self.wanted, LessonKernel):  # what the lesson gives is not to blame
+            helpers = _triton_private.python_function(which).__code__.co_names
+        with Unfilled(), Undefined(poison) as undefined, trace.recording(helpers=helpers) as recorded:
             try:
                 with _triton_private.before_launches(note), watch.limited():
-                    results = (self.launcher or which)(**arguments)
+                    results = self.run(which, **arguments)
             except watch.TooSlow as raised:
-                said = explain_slow(raised, recorded.launches, watch.CALL_SECONDS, helpers)
-                return Answered(error=": ".join(said), trace=recorded)
+                return Answered((), *explain_slow(raised, recorded.launches, watch.CALL_SECONDS, helpers), recorded)
             except Exception as raised:
-                return Answered(error=_placed(": ".join(explain(raised, helpers)), which), trace=recorded)
+                said, means = explain(raised, helpers)
+                return Answered((), said if isinstance(self.wanted, Turn) else _placed(said, which), means, recorded)
+        names = ()
+        if isinstance(results, Mapping):
+            names, results = tuple(sorted(results)), tuple(results[name] for name in sorted(results))
         results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
-        return Answered(results, "", recorded, list(undefined.lines), launched)
+        return Answered(results, "", "", recorded, list(undefined.lines), launched, names)
 
 
 def _placed(said: str, function) -> str:
     """A sentence on an error, whose line may be that of a cell above: it calls what the reader wrote."""
     found = re.search(r"in line \d+ of your cell, (`.*?`)", said)
-    if found and found[1].strip("`") not in inspect.getsource(_triton_private.python_function(function)):
+    if found and found[1].strip("`") not in _text(function):
         return said.replace(found[0], f"in a cell above, {found[1]}, with what you gave it")
     return said
+
+
+def _raised(call: Answered) -> str:
+    """What a call raised, without the line that did."""
+    return call.error.partition(" in line ")[0]
 
 
 def _between(recorded: Trace) -> list[str]:
@@ -411,14 +505,14 @@ def _returned(function) -> list[str]:
     return [value.id if isinstance(value, ast.Name) else "" for value in values]
 
 
-def _unlike(got, expected, tolerance: float, names: list[str]) -> str:
+def _unlike(got: Answered, expected: Answered, tolerance: float, names: list[str]) -> str:
     """What differs first between two calls' results, as a phrase; empty if nothing does."""
-    from kernels.check.steps.helpers import difference
-
-    if len(got) != len(expected):
-        return f"{len(got)} things are returned, expected {len(expected)}"
-    for place, (ours, theirs) in enumerate(zip(got, expected)):
-        if said := difference(_named_result(names, place), ours, theirs, tolerance=tolerance):
+    if got.names != expected.names:
+        return f"there are {', '.join(map(str, got.names)) or 'no names'}, expected {', '.join(expected.names)}"
+    if (one := len(got.results)) != (other := len(expected.results)):
+        return f"{one} thing{'s are' if one != 1 else ' is'} returned, expected {other}"
+    for place, (ours, theirs) in enumerate(zip(got.results, expected.results)):
+        if said := difference(_named_result(list(expected.names) or names, place), ours, theirs, tolerance=tolerance):
             return said.rstrip(".")
     return ""
 

@@ -1,8 +1,8 @@
-"""Lesson 01's kernel: a tile of a matrix with any strides, copied."""
+"""Lesson 01: strides that overlap, and a tile of a matrix with any strides, copied."""
 
 import torch
 
-from kernels.check.lessons import LessonKernel
+from kernels.check.lessons import LessonKernel, Turn
 
 
 def _matrices(draw, M=8, N=8, BLOCK_M=4, BLOCK_N=4, how="packed", dtype=torch.float32):
@@ -13,6 +13,12 @@ def _matrices(draw, M=8, N=8, BLOCK_M=4, BLOCK_N=4, how="packed", dtype=torch.fl
     }[how]()
     out = torch.full((N, M), float("nan"), dtype=dtype, device=x.device).t()  # stored by columns
     return {"x": x, "out": out, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
+
+
+def _windows(windows, x, W):
+    view = windows(x, W)
+    shares_memory = view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return view, shares_memory
 
 
 ONE_AXIS = "rows and columns are counted by one axis of the grid: program_id(0) counts down, program_id(1) to the right"
@@ -82,4 +88,26 @@ KERNELS = {
             ("offs_n * stride_on, x, mask=mask", "offs_n * stride_on, x", ""),
         ),
     ),
+}
+
+STRIDES = "(x.stride(0), x.stride(0))"
+TURNS = {
+    "01-windows": Turn(
+        "strides that overlap",
+        arguments=lambda draw, W=3, stride=1: {"x": draw.normal(7 * stride)[::stride], "W": W},
+        cases={
+            "a vector of 7": {},
+            "a vector of 7 whose stride is 2": {"stride": 2},
+            "windows of one element": {"W": 1},
+            "a single window": {"W": 7},
+        },
+        slips=(
+            (STRIDES, "(1, 1)", "a vector's own stride needn't be 1: it is x.stride(0)"),
+            ("W + 1, W", "W, W", "there are N - W + 1 windows"),
+            (STRIDES, "(W * x.stride(0), x.stride(0))", "the next window begins an element further, not W"),
+            (STRIDES, "(0, x.stride(0))", "all windows are the first one: the next begins an element further"),
+            ("offset())", "offset()).clone()", "the numbers were copied: a view shares the vector's memory"),
+        ),
+        run=_windows,
+    )
 }

@@ -1,4 +1,4 @@
-"""Lesson 24's kernel: a chunk, its triangle and its state."""
+"""Lesson 24: a chunk, its triangle and its state."""
 
 import torch
 

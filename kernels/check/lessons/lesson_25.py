@@ -1,10 +1,10 @@
-"""Lesson 25's kernel: a level of scores with a gate for each channel."""
+"""Lesson 25: a square of scores by its middle, and a level of scores with a gate for each channel."""
 
 import math
 
 import torch
 
-from kernels.check.lessons import LessonKernel
+from kernels.check.lessons import LessonKernel, Turn
 
 
 def _arguments(draw, B=1, T=16, H=1, K=16, C=16, strong=0.0, every=8, dtype=torch.float32):
@@ -12,6 +12,14 @@ def _arguments(draw, B=1, T=16, H=1, K=16, C=16, strong=0.0, every=8, dtype=torc
     if strong:
         g[:, every // 2 :: every] = strong
     return {"q": draw.normal(B, T, H, K, dtype=dtype), "k": draw.normal(B, T, H, K, dtype=dtype), "g": g, "C": C}
+
+
+def _halves(draw, strong=""):
+    q, k, g = (draw.normal(8, 3, dtype=torch.float32 if strong else torch.float64) for _ in range(3))
+    if strong:  # one gate alone is beyond float32, where the point is off by one token
+        g = torch.zeros(8, 3)
+        g[:4 if strong == "first half" else 8][-4:] = -120.0
+    return {"q": q, "k": k, "Gamma": (-g.abs()).cumsum(0)}
 
 
 CROSSED = "(half[:, None] == half[None, :]) & (behind[:, None] == (t[None, :] <= t[:, None]))"
@@ -56,5 +64,31 @@ KERNELS = {
             ("range(LEVELS)", "range(1, LEVELS)", "the smallest squares are missing, neighbours' with each other"),
             (BOUNDED, BOUNDED[11:-9], "a gate of -inf times a zero is not a number"),
         ],
+    )
+}
+
+PRODUCT = "(q[n:] * (Gamma[n:] - ref).exp()) @ (k[:n] * (ref - Gamma[:n]).exp()).T"
+POINT = "a factor's exponent is above 0: the reference point must lie between any late and any early token"
+TURNS = {
+    "25-middle": Turn(
+        "a square of scores as one product, with its reference point",
+        arguments=_halves,
+        cases={
+            "mild gates": {},
+            "gates of -120 in the first half": {"strong": "first half"},
+            "gates of -120 in the second half": {"strong": "second half"},
+        },
+        slips=(
+            *(("ref = Gamma[n - 1]", f"ref = {point}", POINT) for point in ("Gamma[0]", "Gamma[-1]", "0 * Gamma[0]")),
+            *(("n - 1", point, POINT) for point in ("n - 2", "n + 1")),
+            (PRODUCT, "q[n:] @ k[:n].T", "nothing decays: what the early half wrote is faded by the gates between"),
+            (" * (ref - Gamma[:n]).exp()", "", "what s wrote fades by the gates behind s, up to the reference point, too"),
+            (PRODUCT, f"({PRODUCT}).T", "rows are late tokens, which read, and columns early ones: yours is transposed"),
+            (
+                PRODUCT,
+                PRODUCT.replace("q[n:]", "k[n:]").replace("k[:n]", "q[:n]"),
+                "queries and keys have changed places: the late half's are the queries",
+            ),
+        ),
     )
 }

@@ -192,11 +192,11 @@ def section(target: Target) -> str:
 
 
 def slips() -> str:
-    """What a lesson's own kernels are with one slip in them, and the cause that ``check.kernel`` tells."""
+    """What a lesson's own kernels and functions are with one slip in them, and the cause that the check tells."""
     parts = []
     for path in sorted((ROOT / "kernels" / "check" / "lessons").glob("lesson_*.py")):
         module = importlib.import_module(f"kernels.check.lessons.{path.stem}")
-        for name, kernel in getattr(module, "KERNELS", {}).items():
+        for name, kernel in {**getattr(module, "KERNELS", {}), **getattr(module, "TURNS", {})}.items():
             parts += [f"### {name}", "", "| the lesson's own line | with the slip | what the check says |", "|---|---|---|"]
             parts += [f"| {_code(old)} | {_code(new)} | {said or _SEEN} |" for old, new, said in kernel.slips] + [""]
     return "\n".join(parts).rstrip()
@@ -221,7 +221,7 @@ def table() -> str:
         "It is caught by one verdict alone: *right*, at the property that is named, *compiles* or *cheap*.",
         *map(section, targets()),
         "## The lessons\n\n"
-        "Each slip is planted into the kernel that a lesson's reader writes, by `tests/course/test_lesson_kernels.py`.\n\n"
+        "Each slip is planted into what a lesson's reader writes, by `tests/course/test_lesson_kernels.py`.\n\n"
         + slips(),
         "## How much of a solution is a lesson's code with other names\n\n"
         "By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.\n\n"
