@@ -131,7 +131,7 @@ def test_a_rule_lets_a_sound_notebook_pass(rule):
 
 
 def test_a_record_that_was_made_again_is_seen():
-    nb = nbformat.read(ROOT / "notebooks" / "25_chunked_gates.ipynb", as_version=4)
+    nb = nbformat.read(ROOT / "notebooks" / "31_score_mods.ipynb", as_version=4)
     nb.cells += nbformat.read(ROOT / "notebooks" / "41_conv_wgrad.ipynb", as_version=4).cells
     cells = [cell for cell in nb.cells if cell.id in ("speed-bars", "speed-odd")]
     assert len(cells) == 2
