@@ -46,7 +46,7 @@ from kernels.lab.trace import Undefined, trace
 #: How far two answers may differ, relative to their size, by the coarsest dtype that takes part.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = (torch.float16, torch.bfloat16)
-ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee"'
+ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee", or "tf32x3"'
 TF32 = r"tt\.dot .*, inputPrecision = tf32 : tensor<\w+xf32>"  # such a product of float32, in what the compiler reads
 LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
