@@ -290,8 +290,8 @@ _IN_WORDS = (
     ),
     (
         r"error encountered during parsing",
-        "a block that a loop carries on, in a tuple perhaps, leaves the step with another type or shape than it entered with: "
-        "convert what is loaded, by .to(tl.float32), as it is before the loop",
+        "a block that a loop carries on, in a tuple perhaps, leaves the step with another type or shape than it entered it "
+        "with: convert what is loaded, by .to(tl.float32), as it is before the loop",
     ),
     (r"inconsistent types|Mismatched type", "both ways of an `if` must give the same type and shape"),
     (

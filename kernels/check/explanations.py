@@ -90,7 +90,7 @@ SLOW = "a kernel that is right ends within a second: see whether a loop ever end
 
 
 def explain_race(race: RaceInside, operand: Operand, name: str = "") -> tuple[str, str, str]:
-    """For which element two lanes of one program race, both lines, and why; ``name`` is the tensor's, if not its parameter's."""
+    """For which element two lanes of a program race, the lines, and the cause; ``name``: if not the operand's."""
     index = ", ".join(str(i) for i in unravel_index(race.element, operand.shape))
     first, then = ({"load": "loaded", "store": "stored", "atomic": "updated"}[kind] for kind in race.kinds)
     element = (name or operand.name.removesuffix("_ptr")) + f"[{index}]" * bool(index)
