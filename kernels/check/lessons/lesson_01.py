@@ -30,7 +30,7 @@ KERNELS = {
     "01-copy": LessonKernel(
         arguments=_matrices,
         cases={
-            "whole tiles": {},
+            "whole tiles": {"N": 12},
             "ragged M": {"M": 6},
             "ragged N": {"N": 7},
             "tall tiles": {"M": 9, "N": 5, "BLOCK_M": 8, "BLOCK_N": 2},

@@ -76,7 +76,7 @@ TURNS = {
         "how many programs the registers have room for",
         arguments=lambda draw, **case: case,
         cases=listed(
-            "w rho sigma", (4, 64, 0), (1, 80, 0), (8, 64, 0), (8, 80, 0), (8, 128, 49152), (1, 32, 0), (8, 32, 0)
+            "w rho sigma", (2, 240, 0), (1, 80, 0), (8, 64, 0), (4, 80, 0), (8, 128, 49152), (1, 32, 0), (8, 32, 0)
         ),
         slips=(
             (
