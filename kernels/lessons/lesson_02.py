@@ -57,6 +57,5 @@ def dx_kernel(
     for start in range(0, N, BLOCK):
         offs = start + tl.arange(0, BLOCK)
         g = numbers(dout_ptr, offs, N, stride_dn) * numbers(weight_ptr, offs, N, stride_w)
-        xhat = numbers(xhat_ptr, offs, N, stride_xn)
-        dx = r * (g - g_mean - xhat * gx_mean)
+        dx = r * (g - g_mean - numbers(xhat_ptr, offs, N, stride_xn) * gx_mean)
         tl.store(dx_ptr + offs.to(tl.int64) * stride_on, dx, mask=offs < N)

@@ -4,7 +4,6 @@ import torch
 
 from kernels.check.lessons import LessonKernel
 
-
 LAYOUTS = {
     "packed": lambda draw, M, N: draw.normal(M, N),
     "transposed": lambda draw, M, N: draw.normal(N, M).t(),
@@ -175,13 +174,21 @@ KERNELS = {
                 "the mean of g x̂ divides by the lanes, not by N",
             ),
             ("- g_mean ", "", "the mean of g is not subtracted"),
-            (" - xhat * gx_mean", "", "the last term of the box is missing: x̂ times the mean of g x̂"),
-            (" - xhat * gx_mean", " - gx_mean", "the mean of g x̂ is multiplied by x̂ before it is subtracted"),
-            ("- xhat", "+ xhat", "both terms are subtracted from g"),
+            (
+                " - numbers(xhat_ptr, offs, N, stride_xn) * gx_mean",
+                "",
+                "the last term of the box is missing: x̂ times the mean of g x̂",
+            ),
+            (
+                " - numbers(xhat_ptr, offs, N, stride_xn) * gx_mean",
+                " - gx_mean",
+                "the mean of g x̂ is multiplied by x̂ before it is subtracted",
+            ),
+            ("- numbers(xhat", "+ numbers(xhat", "both terms are subtracted from g"),
             ("r * (g", "(g", "the row's r is left out"),
             (
-                "g = numbers(dout_ptr, offs, N, stride_dn) * numbers(weight_ptr, offs, N, stride_w)\n        xhat",
-                "g = numbers(dout_ptr, offs, N, stride_dn)\n        xhat",
+                "g = numbers(dout_ptr, offs, N, stride_dn) * numbers(weight_ptr, offs, N, stride_w)\n        dx",
+                "g = numbers(dout_ptr, offs, N, stride_dn)\n        dx",
                 "in the second walk g is dout without the weights",
             ),
             (
