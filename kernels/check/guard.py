@@ -86,7 +86,6 @@ def _sentence(count: int, access, operand) -> str:
         return f"{where} makes an address that no tensor leads to: nothing was done there."
     distance, size = int(access.outside[0]), operand.elements
     place = f"{-distance} elements before {name}" if distance < 0 else f"element {distance} of {name}, which has {size}"
-    place += f": its last is {size - 1}" * (distance == size)
     lanes = f"1 lane {does}s" if count == 1 else f"{count} lanes {does}"
-    said = f"{where}: {lanes} outside {name}, the first at {place}"
+    said = f"{where}: {lanes} outside {name}, the first at {place}" + f": its last is {size - 1}" * (distance == size)
     return f"{said}. On a GPU that is another tensor's memory, or nobody's."

@@ -138,8 +138,8 @@ KERNELS = {
             "two blocks": {},
             "a ragged end": {"N": 21},
             "dout transposed": {"N": 13, "dout": "transposed"},
-            "dout, every other column": {"N": 13, "dout": "every other column"},
-            "xhat, every other column": {"N": 13, "xhat": "every other column"},
+            "every other column of dout": {"N": 13, "dout": "every other column"},
+            "every other column of xhat": {"N": 13, "xhat": "every other column"},
         },
         slips=(
             (
