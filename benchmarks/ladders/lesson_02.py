@@ -30,7 +30,7 @@ LADDER = Ladder(
         Rung("plain PyTorch", "a call for each operation", run=lambda ns, t: {"out": ns["plain"](t["x"], t["weight"])}),
         Rung(
             "one kernel",
-            "a row stays in its program",
+            "one program walks a row",
             run=lambda ns, t: {"out": ns["standardise"](t["x"], t["weight"])},
         ),
     ],

@@ -88,5 +88,5 @@ def _sentence(count: int, access, operand) -> str:
     before = f"{-distance} element{'s' * (distance < -1)} before {name}"
     place = before if distance < 0 else f"element {distance} of {name}, which has {size}"
     lanes = f"1 lane {does}s" if count == 1 else f"{count} lanes {does}"
-    said = f"{where}: {lanes} outside {name}, the first at {place}"
+    said = f"{where}: {lanes} outside {name}, the first at {place}" + f": its last is {size - 1}" * (distance == size)
     return f"{said}. On a GPU that is another tensor's memory, or nobody's."

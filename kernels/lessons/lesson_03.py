@@ -4,6 +4,10 @@ import triton
 import triton.language as tl
 
 
+def room(w, rho, sigma):
+    return min(64 // w, 32, 228 * 1024 // (sigma + 1024), 4 * (16384 // (32 * rho)) // w)
+
+
 @triton.jit
 def ahead_add_kernel(x_ptr, y_ptr, out_ptr, N, BLOCK: tl.constexpr):
     step = tl.num_programs(0) * BLOCK  # from a block of this program to its next

@@ -110,7 +110,8 @@ class TestGuarded:
             softmax(", p / tl.where(total == 0.0, 1.0, total), mask=mask_n)", ", p)")(x, out[:3], torch.ones(3))
         load, store = capsys.readouterr().out.splitlines()
         line = "`x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn).to(tl.float32)` in program (2, 0, 0)"
-        assert load.startswith(line) and "3 lanes read outside x, the first at element 15 of x, which has 15" in load
+        said = "3 lanes read outside x, the first at element 15 of x, which has 15: its last is 14."
+        assert load.startswith(line) and said in load
         assert "3 lanes write outside out" in store and len(seen.launches) == 2
         assert (out[3] == 7).all()
 

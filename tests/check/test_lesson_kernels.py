@@ -180,6 +180,7 @@ def test_a_slip_is_named(lesson, slip, capsys):
             "        top = new\n        for _ in [0]:\n            pass\n",
             "a loop in a kernel runs over range",
         ),
+        ("where(n < N,", "where((n < N) and (n < 4),", "`(n < N) and (n < 4)`: `and` asks whether a whole block"),
         ("rows(v_ptr, n, N, D)", "rows(v_ptr, n, N, D) + 0 * rows(v_ptr, n, N, D)", "FAILED  cheap: loads ask for"),
     ],
 )

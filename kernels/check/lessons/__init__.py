@@ -201,8 +201,7 @@ def _wrong(name: str, wanted: Turn, answer: tuple) -> str:
     held = _Held(name, wanted, own, answer, lambda which, **arguments: run(*which, **arguments), wanted.run or own[0])
     for case in wanted.cases:
         if found := held.finding(case):
-            texts = [_text(one) for one in answer if _triton_private.is_kernel(one)]
-            return next((f"`{shown}`: {why}" for shown, why in misread(texts)), f"{case}: {found.said}")
+            return f"{case}: {found.said}"
     refused = held.refused() or (wanted.cheap and held.dearer())
     return f"The numbers are right, but {refused}" if refused else ""
 
@@ -255,7 +254,15 @@ class _Held:
         return True
 
     def finding(self, case: str) -> Finding | None:
-        """What is wrong with the answer in one case, and why."""
+        """What is wrong with the answer in one case, and why: a condition that is not what it looks like, before all else."""
+        if found := self.observed(case):
+            answer = self.answer if isinstance(self.answer, tuple) else (self.answer,)
+            texts = [_text(one) for one in answer if _triton_private.is_kernel(one)]
+            return next((Finding(f"`{shown}`: {why}.", why) for shown, why in misread(texts)), found)
+        return None
+
+    def observed(self, case: str) -> Finding | None:
+        """What its results and accesses in one case show, and the slip whose results those are."""
         sizes = self.wanted.cases[case]
         with_sizes = f" ({_said(sizes)})" if _said(sizes) not in ("", case) else ""
         theirs, right = self.call(self.answer, sizes), self.known(case)

@@ -22,12 +22,15 @@ def _windows(windows, x, W):
 
 
 ONE_AXIS = "rows and columns are counted by one axis of the grid: program_id(0) counts down, program_id(1) to the right"
+OWN_STRIDES = "x is read with its own strides, stride_xm and stride_xn, and out is written with stride_om and stride_on"
+READ = "offs_m * stride_xm + offs_n * stride_xn"
+WRITTEN = "offs_m * stride_om + offs_n * stride_on"
 
 KERNELS = {
     "01-copy": LessonKernel(
         arguments=_matrices,
         cases={
-            "whole tiles": {},
+            "whole tiles": {"N": 12},
             "ragged M": {"M": 6},
             "ragged N": {"N": 7},
             "tall tiles": {"M": 9, "N": 5, "BLOCK_M": 8, "BLOCK_N": 2},
@@ -61,29 +64,39 @@ KERNELS = {
             ("(offs_m < M) & (offs_n < N)", "(offs_n < N) & (offs_n < N)", ""),
             ("(offs_m < M) & (offs_n < N)", "(offs_m < M) & (offs_m < M)", ""),
             (
-                "offs_m * stride_xm + offs_n * stride_xn",
+                READ,
                 "offs_m * N + offs_n",
-                "x is read as if its rows followed one another: it has strides",
+                OWN_STRIDES,
             ),
             (
-                "offs_m * stride_xm + offs_n * stride_xn",
+                READ,
                 "offs_m * stride_xm + offs_n",
                 "a column of x is stride_xn further, not 1",
             ),
             (
-                "offs_m * stride_xm + offs_n * stride_xn",
+                READ,
                 "offs_m * stride_xn + offs_n * stride_xm",
                 "the strides of x are exchanged: stride_xm goes a row down, stride_xn a column to the right",
             ),
             (
-                "offs_m * stride_om + offs_n * stride_on",
-                "offs_m * stride_xm + offs_n * stride_xn",
-                "out is written with the strides of x",
+                WRITTEN,
+                READ,
+                OWN_STRIDES,
             ),
             (
-                "offs_m * stride_om + offs_n * stride_on",
+                WRITTEN,
                 "offs_m * N + offs_n",
-                "out is written as if its rows followed one another: it has strides",
+                OWN_STRIDES,
+            ),
+            (
+                f"{READ}, mask=mask, other=0.0)\n    tl.store(out_ptr + {WRITTEN}",
+                "offs_m * N + offs_n, mask=mask, other=0.0)\n    tl.store(out_ptr + offs_m * N + offs_n",
+                OWN_STRIDES,
+            ),
+            (
+                "(offs_m < M) & (offs_n < N)",
+                "(offs_m < M) and (offs_n < N)",
+                "`and` asks whether a whole block is true",
             ),
             ("offs_n * stride_on, x, mask=mask", "offs_n * stride_on, x", ""),
         ),
