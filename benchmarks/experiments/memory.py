@@ -170,7 +170,8 @@ def copy_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + offs, tl.load(x_ptr + offs))
 
 
-WORDS = [(torch.int16, 1), (torch.int32, 1), (torch.int64, 1), (torch.int32, 4)]  # dtype and elements a thread
+#: dtype, elements a thread, warps a program: the last is as wide as the one before, and has as many programs as the second
+WORDS = [(torch.int16, 1, 4), (torch.int32, 1, 4), (torch.int64, 1, 4), (torch.int32, 4, 4), (torch.int32, 4, 1)]
 
 
 def bytes_a_load():
@@ -178,17 +179,20 @@ def bytes_a_load():
     x = random_words(GB)
     out = torch.empty_like(x)
     rows = []
-    for dtype, elements in WORDS:
+    for dtype, elements, num_warps in WORDS:
         source, target = x.view(dtype), out.view(dtype)
-        block = 128 * elements
+        block = 32 * num_warps * elements
         width = dtype.itemsize * elements
         ms = harness.milliseconds(
-            lambda: copy_kernel[(source.numel() // block,)](source, target, BLOCK=block, num_warps=4),  # noqa: B023
+            lambda: copy_kernel[(source.numel() // block,)](source, target, BLOCK=block, num_warps=num_warps),  # noqa: B023
             warmup=10,
             rep=60,
         )
         row = {"measurement": "bytes_a_load", "bytes_a_thread": width, "ms": short(ms)}
-        rows.append(row | {"kernel": "copy", "tb_per_s": short(2e-9 * x.nbytes / ms)})
+        name = "copy" if num_warps == 4 else "copy, one warp"
+        rows.append(row | {"kernel": name, "tb_per_s": short(2e-9 * x.nbytes / ms)})
+        if num_warps < 4:
+            continue
         programs = 16 * processors()
         rounds = min(400, source.numel() // (programs * block))
         total = out.view(dtype)
