@@ -9,7 +9,10 @@ def _numbers(draw, N=80, stride=1, BLOCK=8):
 
 def _amounts(draw, names=("bytes", "products"), spread=1, unused=()):
     amounts = {name: 1000 + 100 * spread * place for place, name in enumerate(names)}
-    return {"amounts": amounts, "rates": {name: 10 + 3 * place for place, name in enumerate((*unused, *reversed(names)))}}
+    return {
+        "amounts": amounts,
+        "rates": {name: 10 + 3 * place for place, name in enumerate((*unused, *reversed(names)))},
+    }
 
 
 TURNS = {
@@ -24,7 +27,11 @@ TURNS = {
             "more rates than amounts": {"unused": ("launches", "chain")},
         },
         slips=(
-            ("amount / rates[name]", "amount * rates[name]", "an amount is divided by its rate, which is so many a second"),
+            (
+                "amount / rates[name]",
+                "amount * rates[name]",
+                "an amount is divided by its rate, which is so many a second",
+            ),
             ("amount / rates[name]", "rates[name] / amount", "the quotient is upside down: seconds are amount / rate"),
             (
                 "amount / rates[name] for name, amount in amounts.items()",
@@ -63,7 +70,11 @@ KERNELS = {
                 "tl.store(out_ptr + offs",
                 "the one sum is stored at a whole block of places: program p has place p of out",
             ),
-            ("* stride, mask", ", mask", "each lane takes its neighbour's neighbour: the next number is `stride` further"),
+            (
+                "* stride, mask",
+                ", mask",
+                "each lane takes its neighbour's neighbour: the next number is `stride` further",
+            ),
             (
                 "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
                 "tl.arange(0, BLOCK)",
