@@ -1,4 +1,4 @@
-"""Lesson 06's kernels: a product of float32 tiles in parts of 16 bits, and the tile of a program, in groups of rows of tiles."""
+"""Lesson 06's kernels: a product of float32 tiles in bfloat16 parts, and a program's tile, in groups of rows of tiles."""
 
 import torch
 
