@@ -9,20 +9,21 @@ from kernels.recurrent_attention import recurrent_attention
 O = ("o",)
 RUNS = (1, 2, 4, 8, 16, 32)
 CHUNKS = (16, 32, 64, 128)
+STAGES = (2, 3)
 
 
-def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=CHUNKS, dtype=torch.bfloat16):
+def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=CHUNKS, stages=STAGES, dtype=torch.bfloat16):
     def tensors(device):
         made = inputs(device, B, T, H, K, dtype)
         states = B * runs[-1], H, K, K
         zeros = {"zeros": torch.zeros(states, device=device)}
         return made | zeros | {"left": torch.empty(states, device=device), "o": torch.empty_like(made["v"])}
 
-    def launch(ns, inputs, o, entering, left, C):
+    def launch(ns, inputs, o, entering, left, C, num_stages=2):
         q = inputs[0]
         grid = q.shape[0] * H, K // BLOCK_V
         sizes = q.shape[1], H, K, K, K**-0.5
-        how = {"num_warps": 8 if C > 64 else 4, "num_stages": 2}  # what the registers and the shared memory hold
+        how = {"num_warps": 8 if C > 64 else 4, "num_stages": num_stages}  # what the registers and the shared memory hold
         ns["chunk_kernel"][grid](*inputs, entering, o, left, *sizes, C=C, BLOCK_K=K, BLOCK_V=BLOCK_V, **how)
 
     def states_alone(ns, inputs, left, C):
@@ -31,12 +32,12 @@ def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=C
         how = {"num_warps": 8 if C > 64 else 4, "num_stages": 2}
         ns["states_kernel"][grid](k, v, g, left, k.shape[1], H, K, K, C=C, BLOCK_K=K, BLOCK_V=BLOCK_V, **how)
 
-    def in_runs(ns, t, R, C=C, alone=False):
+    def in_runs(ns, t, R, C=C, alone=False, num_stages=2):
         rows = B * R
         q, k, v, g, o = (t[name].view(rows, T // R, *t[name].shape[2:]) for name in "qkvgo")
         zeros, left = t["zeros"][:rows], t["left"][:rows]
         if R == 1:
-            launch(ns, (q, k, v, g), o, zeros, left, C)
+            launch(ns, (q, k, v, g), o, zeros, left, C, num_stages)
         else:  # as the lesson does: what each run leaves; what enters each; once more, from that
             if alone:
                 states_alone(ns, (q, k, v, g), left, C)
@@ -77,8 +78,9 @@ def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=C
         sweeps=[
             Sweep("C", f"tokens in a chunk, {R} runs", chunks, lambda ns, t, value: in_runs(ns, t, R, value), O),
             Sweep("runs", f"runs, chunks of {C}", runs, lambda ns, t, value: in_runs(ns, t, value), O),
+            Sweep("stages", "stages, one run", stages, lambda ns, t, value: in_runs(ns, t, 1, num_stages=value), O),
         ],
-        tiny=lambda: ladder(B=1, T=64, H=2, K=64, R=2, C=16, runs=(1, 2), chunks=(16, 32), dtype=torch.float32),
+        tiny=lambda: ladder(B=1, T=64, H=2, K=64, R=2, C=16, runs=(1, 2), chunks=(16, 32), stages=(2,), dtype=torch.float32),
     )
 
 

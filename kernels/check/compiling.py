@@ -288,6 +288,11 @@ _IN_WORDS = (
         "where this line picks from a tuple, the index is known when the kernel is compiled: written in the brackets, of "
         "constants and numbers of a tl.static_range",
     ),
+    (
+        r"error encountered during parsing",
+        "a block that a loop carries on, in a tuple perhaps, leaves the step with another type or shape than it entered it "
+        "with: convert what is loaded, by .to(tl.float32), as it is before the loop",
+    ),
     (r"inconsistent types|Mismatched type", "both ways of an `if` must give the same type and shape"),
     (
         r"no answer within",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from numpy import argwhere, array_equal, isfinite
 
 from kernels import runtime
-from kernels.check.explanations import RACE, explain_race
+from kernels.check.explanations import explain_race
 from kernels.check.replay import NO_KERNEL
 from kernels.check.tensors import NAN, UNTOUCHED
 from kernels.lab.trace import Undefined
@@ -120,8 +120,8 @@ def _races_inside(case, launches) -> Finding | None:
         for race in launch.races_inside:
             operand = launch.operands[race.tensor]
             tensor = case.tensor_of(operand)
-            where, lines = explain_race(race, operand, tensor.name if tensor else "")
-            return Finding(where, f"{lines} (with {case.sizes})", RACE)
+            where, lines, why = explain_race(race, operand, tensor.name if tensor else "")
+            return Finding(where, f"{lines} (with {case.sizes})", why)
     return None
 
 

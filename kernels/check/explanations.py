@@ -85,17 +85,18 @@ _EXPLAINED_IN_PYTHON = {  # where no kernel is at work
 
 
 RACE = "nothing orders the lanes of a program: put tl.debug_barrier() between the two, or keep the value in registers"
+COLLIDE = "two lanes store here, so an address or a mask is wrong"
 SLOW = "a kernel that is right ends within a second: see whether a loop ever ends, and whether it advances by a block"
 
 
-def explain_race(race: RaceInside, operand: Operand, name: str = "") -> tuple[str, str]:
-    """Which element two lanes of one program race for, and both lines; ``name`` is the tensor's, if not its parameter's."""
+def explain_race(race: RaceInside, operand: Operand, name: str = "") -> tuple[str, str, str]:
+    """For which element two lanes of a program race, the lines, and the cause; ``name``: if not the operand's."""
     index = ", ".join(str(i) for i in unravel_index(race.element, operand.shape))
     first, then = ({"load": "loaded", "store": "stored", "atomic": "updated"}[kind] for kind in race.kinds)
     element = (name or operand.name.removesuffix("_ptr")) + f"[{index}]" * bool(index)
     where = f"{element} is {first} by one lane of a program and then {then} by another"
-    both = (f"line {line} `{source}`" for line, source in zip(race.lines, race.sources, strict=True))
-    return where, " and ".join(both)
+    both = dict.fromkeys(f"line {line} `{source}`" for line, source in zip(race.lines, race.sources, strict=True))
+    return where, " and ".join(both), COLLIDE if race.kinds == ("store", "store") else RACE
 
 
 def explain_slow(error: BaseException, launches: list, seconds: float, given: tuple[str, ...] = ()) -> tuple[str, str]:

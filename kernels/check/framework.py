@@ -30,7 +30,7 @@ from kernels.check.cases import Case, Failed, OnHost, Output
 from kernels.check.compiling import Compiles, judge_compiled, otherwise_interpreted
 from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
-from kernels.check.explanations import RACE, SLOW
+from kernels.check.explanations import COLLIDE, RACE, SLOW
 from kernels.check.failing import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
@@ -347,7 +347,7 @@ class Report:
 
         What is merely odd there takes the place of a guess alone.
         """
-        if finding.cause in (SLOW, RACE):
+        if finding.cause in (SLOW, RACE, COLLIDE):
             return finding
         texts = self.texts(case)
         found = [*misread(texts), *foreign_strides(texts)]

@@ -9,7 +9,7 @@ from triton.runtime.errors import InterpreterError
 
 from kernels.check import watch
 from kernels.check.experiments import without_other
-from kernels.check.explanations import RACE, explain, explain_race, explain_slow
+from kernels.check.explanations import explain, explain_race, explain_slow
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import trace
 
@@ -75,7 +75,7 @@ def out_of_bounds(recorded: Trace) -> list[str]:
 def races(recorded: Trace) -> list[str]:
     """A sentence for each pair of lines between which lanes of one program race."""
     found = [explain_race(race, one.operands[race.tensor]) for one in recorded.launches for race in one.races_inside]
-    return list(dict.fromkeys(f"{where}, {lines}: {RACE}." for where, lines in found))
+    return list(dict.fromkeys(f"{where}, {lines}: {why}." for where, lines, why in found))
 
 
 def _sentence(count: int, access, operand) -> str:
@@ -85,7 +85,8 @@ def _sentence(count: int, access, operand) -> str:
     if operand is None:
         return f"{where} makes an address that no tensor leads to: nothing was done there."
     distance, size = int(access.outside[0]), operand.elements
-    place = f"{-distance} elements before {name}" if distance < 0 else f"element {distance} of {name}, which has {size}"
+    before = f"{-distance} element{'s' * (distance < -1)} before {name}"
+    place = before if distance < 0 else f"element {distance} of {name}, which has {size}"
     lanes = f"1 lane {does}s" if count == 1 else f"{count} lanes {does}"
     said = f"{where}: {lanes} outside {name}, the first at {place}"
     return f"{said}. On a GPU that is another tensor's memory, or nobody's."

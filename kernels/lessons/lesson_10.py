@@ -41,7 +41,7 @@ def convolve_packed(
         k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0).to(tl.float32)
         inside = back <= p
         X = tl.load(x_ptr + here - back * D, mask=mask & inside, other=0.0).to(tl.float32)
-        X += tl.load(state_ptr + slot + p + w, mask=mask & (back > p), other=0.0).to(tl.float32)
+        X += tl.load(state_ptr + slot + p + w, mask=mask & ~inside, other=0.0).to(tl.float32)
         acc += k * X
         if w > 0:
             tl.store(after_ptr + slot + w - 1, X, mask=last)

@@ -25,7 +25,8 @@ def part(word, place: tl.constexpr, dtype: tl.constexpr):  # one of a word's fou
 
 @triton.jit
 def walk(
-    x_ptr, k_ptr, y_ptr, T, C, W: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr,
+    x_ptr, k_ptr, y_ptr, T, C,
+    W: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     offs_c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]

@@ -17,7 +17,8 @@ def store_taps(ptr, taps, mask, W: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def walk_back(
-    dy_ptr, x_ptr, k_ptr, dx_ptr, dk_ptr, runs_ptr, D, RUN, W: tl.constexpr, WHOLE: tl.constexpr, BLOCK_D: tl.constexpr,
+    dy_ptr, x_ptr, k_ptr, dx_ptr, dk_ptr, runs_ptr, D, RUN,
+    W: tl.constexpr, WHOLE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     run_ptr = runs_ptr + tl.program_id(0)
     first = tl.load(run_ptr)
@@ -29,7 +30,8 @@ def walk_back(
     X, dX = (), ()  # inputs t-W+1 ... t-1, and what their gradients have collected so far
     for w in tl.static_range(W - 1):
         j = first - (W - 1) + w
-        X += (tl.load(x_ptr + j * D + offs_d, mask=mask_d & (j >= begin), other=0.0).to(tl.float32),)
+        inside = mask_d & (j >= begin)
+        X += (tl.load(x_ptr + j * D + offs_d, mask=inside, other=0.0).to(tl.float32),)
         dX += (tl.zeros((1, BLOCK_D), tl.float32),)
     for step in range(RUN + W - 1):
         t = first + step

@@ -65,5 +65,4 @@ def texts_kernel(
         t = begin + (L - 1 - i if REVERSE else i)
         S = token(S, t, h, offs_k, offs_v, q_ptr, k_ptr, v_ptr, o_ptr,
                   g_ptr, gamma_ptr, gk_ptr, gv_ptr, H, K, V, c)
-    if last_ptr is not None:
-        tl.store(last_ptr + offs_s, S, mask=mask_s)
+    tl.store(last_ptr + offs_s, S, mask=mask_s)

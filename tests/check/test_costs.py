@@ -63,6 +63,7 @@ def test_each_scheme_costs_more_than_the_one_before_and_earns_less(target):
         ("Did you forget to add @triton.jit ? (`_semantic` argument must be provided)", "triton.cdiv is tl.cdiv there"),
         ("arange's range must be a power of 2", "lanes come in powers of two"),
         ("AssertionError:", "picks from a tuple"),
+        ("error encountered during parsing", "leaves the step with another type or shape"),
         ("something that nobody has seen", "Triton's interpreter takes this, its compiler does not"),
     ],
 )

@@ -200,6 +200,24 @@ def test_the_readers_own_line_is_quoted_and_once(lesson, capsys):
     assert said[1:3] == ["FAILED  several tiles: the same.", "FAILED  ragged: the same."]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "tl.store(lse_ptr + m,",
+            "for i in tl.static_range(2):\n        tl.store(lse_ptr + (m + i) % M,",
+            "two lanes store here, so an address or a mask is wrong.",
+        ),
+        ("lse_ptr + m,", "lse_ptr + tl.where(M == 16, m - 1, m + 1),", "the first at 1 element before lse. On a GPU"),
+    ],
+)
+def test_what_one_line_does_to_memory_is_told_once(lesson, old, new, said, capsys):
+    executed(lesson, lambda source: source.replace(old, new), answers=True)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert said in first and "debug_barrier" not in first
+    assert others[:2] == ["FAILED  several tiles: the same.", "FAILED  ragged: the same."]
+
+
 def test_a_line_of_a_cell_above_is_not_called_the_readers(lesson, capsys):
     executed(lesson, lambda source: source.replace("M, N, scale, D:", "M, N, more, scale, D:"), answers=True)
     said = capsys.readouterr().out.splitlines()[0]

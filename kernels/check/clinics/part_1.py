@@ -197,7 +197,7 @@ FAULTY = (
                 (SEEN, "seen = mask & (offs_r >= back) & ((offs_r - back) // T == offs_r // T)"),
             ),
         ),
-        lesson="Lesson 10, step 3",
+        lesson="Lesson 10, step 2",
     ),
     FaultyKernel(
         key="1b",
@@ -252,7 +252,7 @@ FAULTY = (
                 ("dweight.zero_()", "dweight.copy_(0.0 * dweight.nan_to_num())"),
             ),
         ),
-        lesson="Lesson 12, step 6",
+        lesson="Lesson 12, step 4",
         races=True,
     ),
 )

@@ -154,7 +154,7 @@ OPERATORS = {
         },
         shared=("B", "BT"),
         masks=PAST | TAPS,
-        lessons=("Lesson 10, step 1", "Lesson 10, step 3", READ_STRIDES, "Lesson 10, step 2"),
+        lessons=("Lesson 10, step 1", "Lesson 10, step 2", READ_STRIDES, "Lesson 10, step 2"),
         advice=SUM.format("x", "y"),
     ),
     "DX": Operator(
@@ -179,7 +179,7 @@ OPERATORS = {
         },
         shared=("BTD", "BT"),
         masks={(name, "T", "after"): "time < T" for name in ("dy", "weight")} | TAPS,
-        lessons=("Lesson 12, step 3", "Lesson 12, step 5", "Lesson 12, step 7", "Lesson 12, step 5"),
+        lessons=("Lesson 12, step 3", "Lesson 12, step 3", READ_STRIDES, "Lesson 12, step 4"),
         advice=SUM.format("dy", "dx"),
         ends=("the last tokens", "after the last token"),
     ),
@@ -192,7 +192,7 @@ OPERATORS = {
         mistakes={"dy is read at the time of x: it must be read at time t": lambda dy, x, w, back, at: at(dy * x, -back)},
         shared=("BTD", "B"),
         masks=PAST | TAPS,
-        lessons=("Lesson 12, step 2", "Lesson 10, step 3", "Lesson 12, step 7", "Lesson 12, step 5"),
+        lessons=("Lesson 12, step 2", "Lesson 10, step 2", READ_STRIDES, "Lesson 12, step 4"),
         advice="dy is the same for every tap: load it once, before the loop, and store each slot once",
         # Dy once, or once a tap, too.
         tiers=(Tier(3, read=2.5, steps=1.1), Tier(1, read=4.5, written=2.0, steps=2.0)),

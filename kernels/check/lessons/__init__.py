@@ -46,7 +46,7 @@ from kernels.lab.trace import Undefined, trace
 #: How far two answers may differ, relative to their size, by the coarsest dtype that takes part.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = (torch.float16, torch.bfloat16)
-ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee"'
+ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee", or "tf32x3"'
 TF32 = r"tt\.dot .*, inputPrecision = tf32 : tensor<\w+xf32>"  # such a product of float32, in what the compiler reads
 LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
@@ -216,10 +216,11 @@ def _quietly():
 
 
 class Finding(NamedTuple):
-    """What is wrong in one case: the sentence, and its cause where one is known."""
+    """What is wrong in one case: the sentence, its cause where one is known, and the line and kind of a faulty access."""
 
     said: str
     cause: str = ""
+    line: str = ""
 
 
 class _Held:
@@ -238,13 +239,11 @@ class _Held:
         passed = ", ".join(case for case in found if not found[case])
         if passed:
             print(f"passed  {passed}" if any(found.values()) else f"passed  right: {passed}")
-        first: dict[str, str] = {}
+        told: set[str] = set()
         for case, finding in found.items():
-            if finding and finding.cause in first:
-                print(f"FAILED  {case}: the same.")
-            elif finding:
-                print(f"FAILED  {case}: {finding.said}")
-                first |= {finding.cause: case} if finding.cause else {}
+            if finding:
+                print(f"FAILED  {case}: " + ("the same." if (finding.cause or finding.line) in told else finding.said))
+                told |= {finding.cause, finding.line} - {""}
         if any(found.values()):
             return False
         if refused := self.refused():
@@ -288,8 +287,8 @@ class _Held:
         between = [] if _between(right.trace) else _between(theirs.trace)
         if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
             why, where = cause(), self.blamed(theirs.trace)
-            alike = re.sub(r" in program .*? outside|\d+|elements?", "", told[0])  # the same line, in another program
-            return Finding(where + told[0] + f" The answer is as if {why}." * bool(why), why or alike)
+            alike = " ".join(re.findall(r"`.*`|reads?\b|writes?\b|of \w+, and", told[0]))
+            return Finding(where + told[0] + f" Why: {why}." * bool(why), why, alike)
         if not wrong and getattr(self.wanted, "ahead", False) and _late(theirs.trace):
             return Finding(f"{LATE}{with_sizes}.", LATE)
         if not wrong:

@@ -115,10 +115,10 @@ KERNELS = {
             (
                 "inside = back <= p",
                 "inside = back < p",
-                "the document's first token exists: inside is where W - 1 - w <= p",
+                "a tap that reads a document's first token is taken for outside: inside is where W - 1 - w <= p",
             ),
             (
-                "mask=mask & (back > p)",
+                "mask=mask & ~inside",
                 "mask=mask & (back > offs_t)",
                 "only the first document gets its state: each begins with its own, wherever it is in the row",
             ),
@@ -133,10 +133,30 @@ KERNELS = {
                 "a state is [N, D, W - 1]: the slots of one document and channel are side by side",
             ),
             (
-                "X += tl.load(state_ptr + slot + p + w, mask=mask & (back > p), other=0.0).to(tl.float32)",
+                "X += tl.load(state_ptr + slot + p + w, mask=mask & ~inside, other=0.0).to(tl.float32)",
                 "pass",
                 "the states are not read: before a document's first token come the inputs that its state holds",
             ),
+            (
+                "slot + p + w",
+                "slot + p + w - 1",
+                "what a document's first token reads by tap 0 is in slot 0, so tap w of place p reads slot p + w",
+            ),
+            (
+                "X += tl.load(state_ptr + slot + p + w, mask=mask & ~inside, other=0.0).to(tl.float32)\n"
+                "        acc += k * X\n        if w > 0:\n            tl.store(after_ptr + slot + w - 1, X, mask=last)",
+                "if w > 0:\n            tl.store(after_ptr + slot + w - 1, X, mask=last)\n"
+                "        X += tl.load(state_ptr + slot + p + w, mask=mask & ~inside, other=0.0).to(tl.float32)\n"
+                "        acc += k * X",
+                "the new state lacks the old one's entries: of a document shorter than W - 1 it keeps some",
+            ),
+            ("slot + w - 1, X", "slot + w - 1, k * X", "the state holds inputs, X, and not their products with the weights"),
+            (
+                "slot + w - 1, X",
+                "slot + w, X",
+                "a state has slots 0 to W - 2, and tap 1's input belongs into slot 0: tap w's into slot w - 1",
+            ),
+            ("if w > 0:", "if w >= 0:", "tap 0's input leaves the window, so nothing is stored for w = 0"),
             ("here - back * D", "here - back", "`back` tokens back is D channels for each: back * D"),
             ("if w > 0:", "if w > W:", "no document leaves its new state: the last token's taps 1 to W - 1 have it"),
             (

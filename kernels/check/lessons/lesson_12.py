@@ -5,13 +5,16 @@ import torch
 from kernels.check.lessons import LessonKernel
 
 
-def _arguments(draw, lengths=(4,), D=16, W=3, RUN=4, WHOLE=False, dtype=torch.float32):
-    """Documents of these lengths in one row, cut into runs."""
+def _arguments(draw, lengths=(4,), D=16, W=3, RUN=4, WHOLE=False, far=0.0, dtype=torch.float32):
+    """Documents of these lengths in one row, cut into runs. With ``far`` the shares of an input add up to about 0."""
     T = sum(lengths)
+    dy, k = draw.normal(1, T, D), draw.normal(1, T, D, W)
+    if far:  # all tokens have the same weights, which add up to 0
+        dy, k = dy + far, (k - k.mean(-1, keepdim=True))[:, :1].expand(k.shape)
     return {
-        "dy": draw.normal(1, T, D, dtype=dtype),
+        "dy": dy.to(dtype),
         "x": draw.normal(1, T, D, dtype=dtype),
-        "k": draw.normal(1, T, D, W, dtype=dtype),
+        "k": k.to(dtype).contiguous(),
         "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0),
         "RUN": RUN,
         "WHOLE": WHOLE,
@@ -32,6 +35,7 @@ KERNELS = {
             "one tap": {"lengths": (5,), "W": 1},
             "whole sectors": {"lengths": (6, 3), "WHOLE": True},
             "bfloat16": {"lengths": (9,), "W": 4, "dtype": torch.bfloat16},
+            "shares that cancel in bfloat16": {"lengths": (9,), "far": 8.0, "dtype": torch.bfloat16},
         },
         slips=[
             (
@@ -103,6 +107,43 @@ KERNELS = {
                 "sums[0], mask=done",
                 "sums[0], mask=mask",
                 "dx is stored for inputs before the run, whose sums are not complete here: `done` is what this run owns",
+            ),
+            (
+                "X += (tl.load(x_ptr + here, mask=own, other=0.0).to(tl.float32),)",
+                "pass",
+                "with its new input and its sum the window is X[0] to X[W - 1], dX[0] to dX[W - 1]: are both added",
+            ),
+            (
+                "mask=own, other=0.0).to(tl.float32)",
+                "mask=own, other=0.0)",
+                "convert what is loaded, by .to(tl.float32)",
+            ),
+            (
+                "X, dX = X[1:], sums[1:]",
+                "dX = sums[1:]",
+                "the window keeps its oldest input, so X[w] stays what the walk began with: X[1:]",
+            ),
+            (
+                "tl.store(dx_ptr + j * D + offs_d",
+                "tl.store(dx_ptr + here",
+                "sums[0] is of the oldest input, so it belongs at time j, W - 1 tokens before `here`",
+            ),
+            (
+                "here * W + w, mask=mask, other=0.0",
+                "here * W + W - 1 - w, mask=mask, other=0.0",
+                "the taps of k are turned around: X[w] was multiplied by tap w",
+            ),
+            (
+                "dk_ptr + here * W",
+                "dk_ptr + here",
+                "a token and channel has W numbers of dk, so they begin at here * W",
+            ),
+            (
+                "k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0).to(tl.float32)\n"
+                "            dk += (dy * X[w],)\n            sums += (dX[w] + dy * k,)",
+                "k = tl.load(k_ptr + here * W + w, mask=mask, other=0.0)\n"
+                "            dk += (dy * X[w],)\n            sums += (dX[w] + dy.to(k.dtype) * k,)",
+                "convert to tl.float32 right after the load",
             ),
             (
                 "here * W + w, mask=mask, other=0.0",

@@ -5,10 +5,10 @@ import torch
 from kernels.check.lessons import LessonKernel
 
 
-def _arguments(draw, B=1, T=5, H=1, K=16, V=8, strength=1.0, ones=False, dtype=torch.float32):
+def _arguments(draw, B=1, T=5, H=1, K=16, V=8, strength=1.0, alike=False, dtype=torch.float32):
     q, k, v = (draw.normal(B, T, H, size, dtype=dtype) for size in (K, K, V))
-    if ones:  # of which many are more than 16 bits can count
-        q, k, v = torch.ones_like(q), torch.ones_like(k), torch.ones_like(v)
+    if alike:  # many tokens are more than 16 bits can count, and 17/16 squared lies halfway between two numbers of 8 bits
+        q, k, v = torch.ones_like(q), torch.full_like(k, 17 / 16), torch.full_like(v, 17 / 16)
     return {"q": q, "k": k, "v": v, "g": -strength * draw.normal(B, T, H).abs(), "c": 0.25}
 
 
@@ -21,12 +21,12 @@ KERNELS = {
             "channels that fill no block": {"T": 3, "K": 5, "V": 11},
             "strong gates": {"strength": 20.0},
             "bfloat16": {"dtype": torch.bfloat16},
-            "many tokens in bfloat16": {"T": 400, "strength": 0.0, "ones": True, "dtype": torch.bfloat16},
+            "many tokens in bfloat16": {"T": 400, "strength": 0.0, "alike": True, "dtype": torch.bfloat16},
         },
         slips=[
             (
                 "        S *= tl.exp(g)",
-                "        S = S.to(v_ptr.dtype.element_ty).to(tl.float32) * tl.exp(g)",
+                "        S = S.to(tl.bfloat16).to(tl.float32) * tl.exp(g)",
                 "the state is kept in 16 bits, which can't count beyond 256: keep it in float32",
             ),
             (
@@ -53,6 +53,13 @@ KERNELS = {
             ),
             ("q[:, None], axis=0)", "q[:, None], axis=1)", "o_t is a sum over rows, one number for each column: axis=0"),
             ("o = c * tl.sum", "o = tl.sum", "the scale c is missing"),
+            ("g_ptr + row)", "g_ptr + row * H)", "a gate were at g_ptr + row * H: row counts heads already"),
+            ("v_ptr + row * V", "v_ptr + row * K", "v had K numbers a token: token t's value begins at v_ptr + row * V"),
+            (
+                "S += k[:, None] * v[None, :]",
+                "S += (k[:, None] * v[None, :]).to(v_ptr.dtype.element_ty).to(tl.float32)",
+                "convert to tl.float32 right after the load",
+            ),
             ("k_ptr + row * K + offs_k, mask=mask_k, other=0.0", "k_ptr + row * K + offs_k, mask=mask_k", ""),
             ("q_ptr + row * K + offs_k, mask=mask_k, other=0.0", "q_ptr + row * K + offs_k", ""),
             ("o_ptr + row * V + offs_v, o, mask=mask_v", "o_ptr + row * V + offs_v, o", ""),

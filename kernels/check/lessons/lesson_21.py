@@ -52,7 +52,17 @@ KERNELS = {
                 "tokens are counted from the row's beginning: the text's own begin is missing",
             ),
             ("S = tl.load(first_ptr + offs_s, mask=mask_s, other=0.0)", "pass", "the initial state is not read"),
-            ("tl.store(last_ptr + offs_s, S, mask=mask_s)", "pass", ""),
+            ("    tl.store(last_ptr + offs_s, S, mask=mask_s)", "", ""),
+            (
+                "    tl.store(last_ptr",
+                "        tl.store(last_ptr",
+                "an empty text hands its state on, too: store behind the loop, whatever L is",
+            ),
+            (
+                "if cu_ptr is not None",
+                "if True",
+                "cu_ptr and first_ptr may be None: load what they point to inside `if ... is not None`",
+            ),
             ("first_ptr + offs_s, mask=mask_s, other=0.0", "first_ptr + offs_s", ""),
             ("last_ptr + offs_s, S, mask=mask_s", "last_ptr + offs_s, S", ""),
             ("        S = token(", "        token(", "what the token leaves of the state is lost: S = token(...)"),
@@ -79,6 +89,11 @@ TURNS = {
                 "ends[:-1] - 1 if reverse else ends[:-1]",
                 "ends[:-1] - 1",
                 "from first to last the new text is entered at its first token, one behind the last of the text before",
+            ),
+            (
+                "ends[:-1] - 1 if reverse",
+                "ends[1:] - 1 if reverse",
+                "the walk begins at the last token of the last text, where no wall is needed, and enters the others later",
             ),
             (
                 "ends[:-1] - 1 if reverse else ends[:-1]",

@@ -30,6 +30,9 @@ CASES = {
     "bfloat16": {"dtype": torch.bfloat16},
 }
 
+READ = "        S = faded(S, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n"
+WRITE, TAKE = "        S += k[:, None] * v[None, :]\n", "        dq = c * tl.sum(S * do[None, :], axis=1)\n"
+NO_SHARE = "share were not added: each block of columns stores its sums in a place of its own"
 FADE = "        dS = faded(dS, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n"
 KERNELS = {
     "22-forward": LessonKernel(
@@ -41,6 +44,13 @@ KERNELS = {
                 "        dq = c * tl.sum(S * do[None, :], axis=1)\n        S += k[:, None] * v[None, :]",
                 "dq_t needs the state after token t has written: that is the one that q_t read",
             ),
+            (
+                READ + WRITE + TAKE,
+                TAKE + READ + WRITE,
+                "dq_t is taken before the token fades and writes: q_t read the state after both",
+            ),
+            (READ + WRITE, WRITE + READ, "what token t writes has faded by its own gates: fade first, then write"),
+            ("S += k[:, None] * v[None, :]", "S += k[:, None] * do[None, :]", "token t writes its value: k v^T is added"),
             ("        S = faded(", "        faded(", "nothing fades: the state is what faded gives back"),
             ("S += k[:, None] * v[None, :]", "S = k[:, None] * v[None, :]", "each token overwrites the state: it adds to it"),
             (
@@ -55,7 +65,7 @@ KERNELS = {
                 "v[:, None] * k[None, :]\n        dq = c * tl.sum(S * do[:, None], axis=0)",
                 "rows and columns have changed places: k and dq belong to rows, v and do to columns",
             ),
-            ("dq_ptr + share + row * K + offs_k", "dq_ptr + row * K + offs_k", ""),
+            ("dq_ptr + share + row * K + offs_k", "dq_ptr + row * K + offs_k", NO_SHARE),
             ("dq_ptr + share + row * K + offs_k, dq, mask=mask_k", "dq_ptr + share + row * K + offs_k, dq", ""),
             ("in range(T)", "in range(T // 2)", ""),
         ],
@@ -83,6 +93,9 @@ KERNELS = {
             ("dS += c * q[:, None]", "dS += q[:, None]", "the scale c is missing: o_t = c S^T q_t"),
             ("dS += c * q[:, None]", "dS += c * k[:, None]", "the state was read with q: c q do^T is added"),
             ("c * q[:, None] * do[None, :]", "c * q[:, None] * v[None, :]", "what comes back for o_t is do, not v"),
+            ("q[:, None] * do[None, :]", "k[:, None] * v[None, :]", "k v^T went into the state: its gradient gets c q do^T"),
+            ("dk = tl.sum", "dk = c * tl.sum", "c counts twice in dk: dS has it already"),
+            ("dk = tl.sum(dS * v", "dk = tl.sum(dS * k", "k_t stands in k v^T, so its factor is v_t, not k_t"),
             (
                 "dk = tl.sum(dS * v[None, :], axis=1)",
                 "dk = tl.sum(dS * do[None, :], axis=1)",
@@ -99,7 +112,8 @@ KERNELS = {
                 FADE + "        dv = tl.sum(dS * k[:, None], axis=0)\n",
                 "dv is taken after the fading: token t's gate acted before it wrote, so it belongs to the token before",
             ),
-            ("dk_ptr + share + row * K + offs_k", "dk_ptr + row * K + offs_k", ""),
+            ("dk_ptr + share + row * K + offs_k", "dk_ptr + row * K + offs_k", NO_SHARE),
+            ("dv_ptr + row * V", "dv_ptr + share + row * V", "dv had shares, too: a column of it is complete in its program"),
             ("dv_ptr + row * V + offs_v, dv, mask=mask_v", "dv_ptr + row * V + offs_v, dv", ""),
             ("T - 1 - i", "i", ""),
             ("in range(T)", "in range(T // 2)", ""),

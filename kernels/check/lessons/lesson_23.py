@@ -20,6 +20,7 @@ DIFFERENCE = 'tl.exp(tl.where(earlier, Gamma[:, None] - Gamma[None, :], float("-
 PAIRS = "tl.sum(tl.where(earlier, tl.cumsum(W, 0, reverse=True), 0.0), axis=1)"
 READ = 'tl.sum(q * tl.dot(do, tl.trans(S), input_precision="ieee"), axis=1)'
 READ_SUM = "tl.cumsum(read, 0, reverse=True)"
+LOST = "what dg held before is lost: the four parts are added"
 BOTH = f"{PAIRS}  # part 1\n    read = c * tl.exp(Gamma) * {READ}\n    dg += {READ_SUM}"
 KERNELS = {
     "23-gates": LessonKernel(
@@ -43,20 +44,32 @@ KERNELS = {
             (PAIRS, "tl.sum(tl.cumsum(W, 0, reverse=True), axis=1)", "of part 1 the columns are s < u"),
             (PAIRS, PAIRS.replace(", reverse=True", ""), "of part 1 the rows are t >= u: sum from the end"),
             (PAIRS, PAIRS.replace("W, 0", "W, 1"), "of part 1 the sum over t runs down the rows, axis 0"),
+            (PAIRS, PAIRS.replace("earlier", "earlier | (offs_t[None, :] == offs_t[:, None])"), "of part 1 s < u, not s = u"),
+            (PAIRS, PAIRS.replace("axis=1", "axis=0"), "of part 1 row u has gate u's sums: they are added along axis 1"),
             (PAIRS, "tl.sum(tl.where(earlier, W, 0.0), axis=1)", "of part 1 row u alone is summed: all queries t >= u count"),
             (READ_SUM, "0.0", "part 2 is missing, what queries read of the state that enters the chunk"),
             ("W *= c * tl.dot", "W *= tl.dot", "W lacks c, the scale of the scores"),
+            (' * tl.dot(do, tl.trans(v), input_precision="ieee")', "", "W lacks the factor do_t . v_s"),
+            ("dg += tl.sum(tl.where(earlier, tl.cumsum", "dg = tl.sum(tl.where(earlier, tl.cumsum", LOST),
+            ("dg += tl.cumsum", "dg = tl.cumsum", LOST),
             ("read = c * tl.exp(Gamma)", "read = tl.exp(Gamma)", "part 2 lacks c, the scale of the scores"),
             ("read = c * tl.exp(Gamma)", "read = c", "of part 2 the state has faded by e^Gamma_t when t reads it"),
             (READ, READ.replace("(S)", "(dS)"), "part 2 is what queries read of S, the state that enters; dS is part 3's"),
+            (READ, READ.replace("tl.trans(S)", "S"), "part 2 is q^T S do, and do_t lies along the columns of S: tl.trans(S)"),
+            ("c * tl.exp(Gamma) *", "c * tl.exp(Gamma_C - Gamma) *", "part 2 has faded from the chunk's start: e^Gamma_t"),
             (READ_SUM, "read", "of part 2 query u alone counts: all queries t >= u do"),
             (READ_SUM, "tl.cumsum(read, 0)", "of part 2 the queries are t >= u: sum from the end"),
             (BOTH, BOTH.replace(", reverse=True", ""), "of parts 1 and 2 the queries are t >= u: sum from the end"),
             ("written[None, :], 0.0), axis=1)", "written[None, :], 0.0), axis=0)", "part 3 is summed over s, along axis 1"),
             (
+                DIFFERENCE,
+                "tl.where(earlier, tl.exp(Gamma)[:, None] * tl.exp(-Gamma)[None, :], 0.0)",
+                "e^-Gamma_s overflows beside strong gates: take the difference first, then its exponential",
+            ),
+            (
                 "tl.maximum(tl.load(g_ptr + rows, mask=mask_t, other=0.0), LOWEST)",
                 "tl.load(g_ptr + rows, mask=mask_t, other=0.0)",
-                "beside a gate of -1e9 the running sum has no digits left for the others",
+                "beside a gate of -1e9 Gamma has no digits left for the others",
             ),
         ],
     )

@@ -22,11 +22,16 @@ def _halves(draw, strong=""):
     return {"q": q, "k": k, "Gamma": (-g.abs()).cumsum(0)}
 
 
-CROSSED = "(half[:, None] == half[None, :]) & (behind[:, None] == (t[None, :] <= t[:, None]))"
+OWN_HALF = "(half[:, None] == half[None, :])"
+CROSSED = f"{OWN_HALF} & (behind[:, None] == (t[None, :] <= t[:, None]))"
 SQUARE = "behind[:, None] & (half[:, None] == half[None, :] + 1)"
 BOUNDED = "tl.maximum(load_rows(g_ptr, rows, mask_t, K, BLOCK_K), LOWEST)"
 MIRRORED = "(half[:, None] % 2 == 0) & (half[:, None] + 1 == half[None, :])"
 SUMS = 'tl.dot(crossed.to(tl.float32), g, input_precision="tf32x3")'
+RUNNING = (  # Gamma less its row at the middle, taken by a product with ones that keeps all digits
+    "tl.where(behind[:, None], 1.0, -1.0) * (tl.cumsum(g, 0) - tl.dot((((half | 1) * (1 << level) - 1)[:, None] == t)"
+    '.to(tl.float32), tl.cumsum(g, 0), input_precision="ieee"))'
+)
 KERNELS = {
     "25-level": LessonKernel(
         arguments=_arguments,
@@ -38,12 +43,28 @@ KERNELS = {
             "ragged T and K": {"T": 37, "K": 20},
             "all gates -20": {"T": 32, "strong": -20.0, "every": 1},
             "gates of -1e9": {"T": 32, "strong": -1e9},
-            "resets": {"T": 32, "strong": -math.inf},
+            "every second gate -1e9": {"T": 64, "C": 64, "strong": -1e9, "every": 2},
+            "gates of -inf": {"T": 32, "strong": -math.inf},
             "bfloat16": {"T": 32, "dtype": torch.bfloat16},
         },
         slips=[
             (CROSSED, "t[None, :] <= t[:, None]", "all gates up to t are passed, in place of those to the middle"),
             (CROSSED, CROSSED.partition(" & ")[2], "gates of other halves are passed: u has to be of t's own half"),
+            (
+                CROSSED,
+                CROSSED.replace(OWN_HALF, "(half[:, None] // 2 == half[None, :] // 2)"),
+                "gates of other halves are passed: u has to be of t's own half",
+            ),
+            (
+                CROSSED,
+                f"{OWN_HALF} & (t[None, :] <= t[:, None])",
+                "u <= t are the gates that a query passes: a key passes u > t",
+            ),
+            (
+                CROSSED,
+                f"{OWN_HALF} & tl.where(behind[:, None], t[None, :] < t[:, None], t[None, :] > t[:, None])",
+                "a query passes its own gate before it reads: u <= t",
+            ),
             (CROSSED, CROSSED.replace("<=", "<"), "a query passes its own gate before it reads: u <= t"),
             (CROSSED, CROSSED.replace("] == (t", "] != (t"), "a query passes the gates u <= t, a key u > t"),
             (
@@ -52,11 +73,16 @@ KERNELS = {
                 "a key has passed its own gate when it is written: u > t",
             ),
             ("crossed.to", "tl.trans(crossed).to", "row t of crossed is a token, column u a gate: yours is transposed"),
+            (SUMS, RUNNING, "beside gates of -104 a running sum has lost the weak ones' digits: add up the gates between"),
             (f"tl.exp({SUMS})", SUMS, "the sum of the gates is the decay's logarithm: e^ is missing"),
             (" * decay).to", ").to", "nothing decays: the rows are q and k themselves"),
             ("tl.where(behind[:, None], q, k)", "tl.where(behind[:, None], k, q)", "behind a middle are queries"),
             (SQUARE, SQUARE.partition(" & ")[2], "half 2 reads half 1, too, which is another level's square"),
             (SQUARE, "half[:, None] != half[None, :]", "pairs of other blocks are added: they are other levels'"),
+            *(
+                (SQUARE, f"behind[:, None] & {wide}", "pairs of other blocks are added: they are other levels'")
+                for wide in ("(half[:, None] > half[None, :])", "~behind[None, :]")
+            ),
             (SQUARE, "t[:, None] > t[None, :]", "each level adds all earlier pairs: it has its own squares alone"),
             (SQUARE, MIRRORED, "the square is transposed: row t is behind the middle, column s before it"),
             ("A += tl.where", "A = tl.where", "each level overwrites the one before: add its squares to A"),
@@ -83,6 +109,8 @@ TURNS = {
             *(("n - 1", point, POINT) for point in ("n - 2", "n + 1")),
             (PRODUCT, "q[n:] @ k[:n].T", "nothing decays: what the early half wrote is faded by the gates between"),
             (" * (ref - Gamma[:n]).exp()", "", "what s wrote fades by the gates behind s, up to the reference point, too"),
+            ("(ref - Gamma[:n])", "(Gamma[:n] - ref)", "a key's exponent is Gamma_rho - Gamma_s, which is at most 0"),
+            ("(Gamma[n:] - ref)", "(ref - Gamma[n:])", "a query's exponent is Gamma_t - Gamma_rho, which is at most 0"),
             (PRODUCT, f"({PRODUCT}).T", "rows are late tokens, which read, and columns early ones: yours is transposed"),
             (
                 PRODUCT,

@@ -17,12 +17,15 @@ def _backward(draw, B=1, T=16, H=1, K=16, V=16, C=16, strong=0.0, dtype=torch.fl
 PAIRS = "dA = c * decay * product(do, tl.trans(v), dtype)"
 BEHIND = "out * product(v, tl.trans(dS)"
 ON = "        dS = tl.exp(Gamma_C) * dS + c * product(tl.trans(into * q), do, dtype)\n"
+READ = "        through_S = c * into * product(do, tl.trans(S), dtype)\n"
 OTHERS = """\
         through_dS = out * product(v, tl.trans(dS), dtype)
         dq = through_S + product(dA, k, dtype)
         dk = through_dS + product(tl.trans(dA), q, dtype)
         dv = out * product(k, dS, dtype) + c * product(tl.trans(decay * scores), do, dtype)
 """
+ALL = READ + OTHERS + ON
+EXCHANGED = ALL.replace("into *", "OUT *").replace("out *", "into *").replace("OUT *", "out *")
 KERNELS = {
     "26-backward": LessonKernel(
         arguments=_backward,
@@ -40,6 +43,18 @@ KERNELS = {
             (PAIRS, PAIRS.replace("decay * ", ""), "dA has the pair's decay, which is 0 above the diagonal"),
             (PAIRS, PAIRS.replace("do, tl.trans(v)", "v, tl.trans(do)"), "row t of dA has do_t, column s has v_s"),
             ("c * into * product(do", "c * product(do", "what q_t read of the entering state had decayed by e^Gamma_t"),
+            (
+                READ + OTHERS,
+                (READ + OTHERS).replace("c * into", "into", 1).replace("dq = ", "dq = c * "),
+                "through_S has the scale c itself: the gates' gradient is made from it, too",
+            ),
+            (
+                ALL,
+                EXCHANGED,
+                "into and out have changed places: a query reads S with e^Gamma_t, a key is in it with e^(Gamma_C - Gamma_s)",
+            ),
+            (PAIRS, PAIRS.replace("product(", "scores * product("), "dA is the gradient of q_t . k_s, without that product"),
+            (BEHIND, "c * " + BEHIND, "dS has the scale c already, from where a later token read: none is due in through_dS"),
             (BEHIND, BEHIND[6:], "k_s is in the leaving state with e^(Gamma_C - Gamma_s)"),
             ("dq = through_S + product", "dq = product", "q_t read the entering state, too: dq is the sum of both terms"),
             ("product(tl.trans(dA), q", "product(dA, q", "dk_s is a sum down column s: dA is transposed"),
@@ -50,6 +65,7 @@ KERNELS = {
             (OTHERS + ON, ON + OTHERS, "dk and dv need the dS that came back, before it is overwritten"),
             ("tl.exp(Gamma_C) * dS + c", "dS + c", "the entering state is in the leaving one with e^Gamma_C"),
             ("c * product(tl.trans(into", "product(tl.trans(into", "q_t reads S with c e^Gamma_t: c is missing in dS"),
+            ("tl.trans(into * q)", "tl.trans(q)", "q_t reads S with c e^Gamma_t: e^Gamma_t is missing in dS"),
             (ON, "", "dS stays as it came: what goes on decays through the chunk, and c e^Gamma_t q_t do_t is added"),
         ],
     )
@@ -73,6 +89,11 @@ TURNS = {
             (BOTH, "f(x + h * d) - f(x - h * d)", "the difference is divided by 2h"),
             (BOTH, "(f(x + h * d) - f(x)) / h", "to one side the error is of size h: take both"),
             (BOTH, "(f(x + h) - f(x - h)) / (2 * h)", "go along d, not along (1, 1, ...)"),
+            (
+                BOTH,
+                "(f(x + h * d / d.norm()) - f(x - h * d / d.norm())) / (2 * h)",
+                "go along d as it is: with a d of length 1 it is the slope of something else",
+            ),
             (BOTH, "(f(x - h * d) - f(x + h * d)) / (2 * h)", "the sign is turned"),
         ),
     )

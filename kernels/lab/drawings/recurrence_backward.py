@@ -211,7 +211,7 @@ def chunk_gradients(C: int = 4, t: int = 2, s: int = 1):
         behind = board.box(11.0, 5.6, 3.4, 1.0, "accumulator", "dS$^{(m+1)}$ comes back")
         board.arrow(behind.side("left"), keys.side("right"), "accumulator")
         before = board.box(0, 7.7, 3.0, 1.0, "accumulator", "dS$^{(m)}$ goes on")
-        corner, on = (behind.side("bottom")[0], 8.2), "decays through the chunk, and q do$^T$ is added"
+        corner, on = (behind.side("bottom")[0], 8.2), r"decays through the chunk; c e$^{\Gamma_t}$ q do$^T$ is added"
         board.arrow(behind.side("bottom"), corner, "accumulator")
         board.arrow(corner, before.side("right"), "accumulator", on, size=TEXT, shift=(0.0, -0.3))
 
@@ -241,7 +241,7 @@ def trainings(losses: dict, right: str, levels: dict):
             ax.axhline(level, color=style.GRID, linestyle="--", linewidth=1)
             ax.text(1.015 * steps, level, f" {mark}", fontsize=style.TEXT_SIZE, va="bottom")
         ax.set(xlim=(-5, 1.22 * steps))
-    above.set(ylabel="loss, nats a letter", ylim=(0, 3.2))
+    above.set(ylabel="loss a letter", ylim=(0, 3.2))
     below.set(xlabel="step", ylabel=f"apart from {right}, relative", ylim=(1e-9, 3))
     above.legend(fontsize=style.TEXT_SIZE, loc="lower left")
     figure.alt = (
