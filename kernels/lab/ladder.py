@@ -8,6 +8,7 @@ from kernels.lab.roofline import recorded
 
 AT_THE_LIMIT = 0.005  # a rung whose share is this near to 1 is the limit: its row says what the limit's would
 FAR = 0.25  # where no rung comes nearer than this, the axis ends at the best of them, and says how far the limit is
+MISS = 4 / 3  # more than a third, whichever of recorded and predicted is the longer
 LOG_FROM = 5  # a sweep whose times span more than this factor is drawn on a logarithmic axis
 
 
@@ -17,7 +18,7 @@ def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Predict
     lesson: its number, "04".
     upto: the label of the last of the lesson's own rungs to show, for a first look on the way; all unless told.
     predicted: what ``predict`` returned for a rung, by the rung's label. It is drawn over the bar and written beside the
-        recorded time, and a miss is marked: a rung whose time is more than a third of the prediction away from it.
+        recorded time, and a miss is marked: the longer of the two times is more than 4/3 of the shorter.
 
     A bar is how much of the limit's speed a rung reaches; to the right of it stand the time, how many times faster than
     the first rung it is, and the idea that bought it. The limit has a row of its own unless a rung reaches it, or all are
@@ -52,7 +53,7 @@ def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Predict
         for x, text, ha in texts:
             ax.annotate(text, (1, y), (x, 0), ha=ha, fontsize=style.NOTE_SIZE, **column)
         if rung in marks:
-            ink = style.INKS[1] if _missed(ms, predicted[rung]) else "black"
+            ink = style.INKS[1] if _off(ms, predicted[rung]) > MISS else "black"
             ax.plot([marks[rung]] * 2, [y - 0.42, y + 0.42], color=ink, linewidth=2)
     names = [name for name, *_ in lines]
     ax.set_yticks(range(len(names)), names)
@@ -180,16 +181,18 @@ def _of_the_rungs(predicted: dict[str, Prediction], known: list[dict], shown: li
     return {row["rung"]: predicted[row["rung"]] for row in shown if row["rung"] in predicted}
 
 
-def _missed(ms: float, made: Prediction) -> bool:
-    return abs(ms / 1e3 - made.seconds) > made.seconds / 3
+def _off(ms: float, made: Prediction) -> float:
+    """The longer of the recorded and the predicted time, over the shorter; a miss is more than ``MISS``."""
+    factor = ms / 1e3 / made.seconds
+    return max(factor, 1 / factor)
 
 
 def _beside(ms: float, made: Prediction | None) -> str:
     """A prediction, and by how much its rung missed it."""
     if made is None:
         return ""
-    factor = ms / 1e3 / made.seconds
-    return f"predicted {_ms(1e3 * made.seconds)}" + f", off {_times(max(factor, 1 / factor))}" * _missed(ms, made)
+    off = _off(ms, made)
+    return f"predicted {_ms(1e3 * made.seconds)}" + f", off {_times(off)}" * (off > MISS)
 
 
 def _look(style, series: int) -> dict:

@@ -280,7 +280,7 @@ class _Held:
         def cause() -> str:
             for slip in sorted(filter(lambda slip: slip[2], self.wanted.slips), key=lambda slip: slip not in self.found):
                 made = self.known(case, slip)
-                if not unlike(theirs, made) and unlike(made, right):
+                if not unlike(theirs, made) and (unlike(made, right) or _outside(theirs) == _outside(made) != []):
                     self.found.append(slip)
                     return slip[2]
             return ""
@@ -293,7 +293,7 @@ class _Held:
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
         between = [] if _between(right.trace) else _between(theirs.trace)
         if told := [*out_of_bounds(theirs.trace), *races(theirs.trace), *between]:
-            why, where = cause() if wrong else "", self.blamed(theirs.trace)
+            why, where = cause(), self.blamed(theirs.trace)
             alike = " ".join(re.findall(r"`.*`|reads?\b|writes?\b|of \w+, and", told[0]))
             return Finding(where + told[0] + f" Why: {why}." * bool(why), why, alike)
         if not wrong and getattr(self.wanted, "ahead", False) and _late(theirs.trace):
@@ -414,6 +414,11 @@ def _placed(said: str, function) -> str:
 def _raised(call: Answered) -> str:
     """What a call raised, without the line that did."""
     return call.error.partition(" in line ")[0]
+
+
+def _outside(call: Answered) -> list[str]:
+    """What a call's lanes do outside of which tensor, without the lines that do it."""
+    return [said.partition("): ")[2] for said in out_of_bounds(call.trace)]
 
 
 def _between(recorded: Trace) -> list[str]:

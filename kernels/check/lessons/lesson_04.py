@@ -3,13 +3,16 @@
 from kernels.check.lessons import LessonKernel, Turn
 
 
-def _numbers(draw, N=16, stride=1, BLOCK=8):
+def _numbers(draw, N=80, stride=1, BLOCK=8):
     return {"x": draw.normal(N * stride), "stride": stride, "BLOCK": BLOCK}
 
 
-def _amounts(draw, names=("bytes", "products"), spread=1):
+def _amounts(draw, names=("bytes", "products"), spread=1, unused=()):
     amounts = {name: 1000 + 100 * spread * place for place, name in enumerate(names)}
-    return {"amounts": amounts, "rates": {name: 10 + place for place, name in enumerate(reversed(names))}}
+    return {
+        "amounts": amounts,
+        "rates": {name: 10 + 3 * place for place, name in enumerate((*unused, *reversed(names)))},
+    }
 
 
 TURNS = {
@@ -18,13 +21,33 @@ TURNS = {
         arguments=_amounts,
         cases={
             "two resources": {},
-            "the second is the longest": {"spread": -9},
+            "the first is the longest": {"spread": -9},
             "three resources": {"names": ("bytes", "sectors", "programs")},
             "one resource": {"names": ("turns",)},
+            "more rates than amounts": {"unused": ("launches", "chain")},
         },
         slips=(
-            ("amount / rates[name]", "amount * rates[name]", "an amount is divided by its rate, which is so many a second"),
+            (
+                "amount / rates[name]",
+                "amount * rates[name]",
+                "an amount is divided by its rate, which is so many a second",
+            ),
             ("amount / rates[name]", "rates[name] / amount", "the quotient is upside down: seconds are amount / rate"),
+            (
+                "amount / rates[name] for name, amount in amounts.items()",
+                "amounts[name] / rate for name, rate in rates.items()",
+                "`rates` has more resources than a kernel may want: go through `amounts`",
+            ),
+            (
+                "amount / rates[name] for name, amount in amounts.items()",
+                "amount / rate for amount, rate in zip(amounts.values(), rates.values())",
+                "amounts and rates are paired by their order, but a rate is found by its name: rates[name]",
+            ),
+            (
+                "max(amount / rates[name] for name, amount in amounts.items())",
+                "max(amounts.values()) / max(rates.values())",
+                "the largest amount and the largest rate may be those of two resources: divide first",
+            ),
             ("max(", "min(", "the shortest is taken, but a kernel is done when the last of its waits is over"),
             ("max(", "sum(", "the times are added up, but while the slowest is waited for, the others get done"),
         ),
@@ -42,7 +65,16 @@ KERNELS = {
             "shorter than a block": {"N": 5},
         },
         slips=(
-            ("* stride, mask", ", mask", "each lane takes its neighbour's neighbour: the next number is `stride` further"),
+            (
+                "tl.store(out_ptr + tl.program_id(0)",
+                "tl.store(out_ptr + offs",
+                "the one sum is stored at a whole block of places: program p has place p of out",
+            ),
+            (
+                "* stride, mask",
+                ", mask",
+                "each lane takes its neighbour's neighbour: the next number is `stride` further",
+            ),
             (
                 "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
                 "tl.arange(0, BLOCK)",
