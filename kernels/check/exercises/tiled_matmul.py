@@ -57,9 +57,12 @@ def case(
 
 
 def cancelling(a, q):
-    """Pairs of large terms that cancel, so that what is left shows the digits behind the sixteenth."""
+    """Large terms of k and k + 2 that cancel, so that what is left shows the digits behind the sixteenth.
+
+    Neighbours are of different halves of a byte, which a kernel may sum apart.
+    """
     k, m = torch.arange(a.shape[1]), torch.arange(len(a))[:, None]
-    return a + 1000.0 * (k // 2 < (m + 1) // 2), (7 - 14 * (k % 2))[:, None].expand_as(q)
+    return a + 1000.0 * (k // 4 < (m + 1) // 4), (7 - 14 * (k // 2 % 2))[:, None].expand_as(q)
 
 
 def suspects(case: Case, out: Output):
