@@ -471,7 +471,7 @@ WGRAD = _exercise(
     _product,
     (
         Property(  # and more of them than a cap would let pass
-            "whole blocks", 2, PRODUCT, calls(_product, *WHOLE, {"N": 41, "C": 4}),
+            "whole blocks", 2, PRODUCT, calls(_product, *WHOLE, {"N": 41, "C": 4, "packed": True}),
             "dweight[o, j] = sum over m of dy[m, o] A[m, j], that is dy^T A",
         ),
         _memory(_product),
