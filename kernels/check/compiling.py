@@ -189,8 +189,13 @@ def _rounds(report: CompileReport) -> bool:
     """
     if "tf32" not in report.ptx or not re.search(r"MMA\S*\.TF32", report.sass):
         return False
-    dots = re.findall(r"inputPrecision = (\w+) : tensor<\w+xf32", report.asm.get("ttir", ""))
+    dots = precisions(report)
     return not dots or "tf32" in dots
+
+
+def precisions(report: CompileReport) -> list[str]:
+    """How each ``tl.dot`` of float32 rounds its operands, by what the compiler reads: "tf32", "tf32x3" or "ieee"."""
+    return re.findall(r"inputPrecision = (\w+) : tensor<\w+xf32", report.asm.get("ttir", ""))
 
 
 def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> Finding | None:

@@ -254,17 +254,8 @@ def _kernel_frame():
     return frame
 
 
-_PASSAGES = set()
-
-
-def passage(function):
-    """``function``, through whose frames kernels call each other: none of its lines is theirs."""
-    _PASSAGES.add(function.__code__)
-    return function
-
-
 def _between(frame) -> bool:
-    return frame.f_code in _PASSAGES or frame.f_code.co_filename.startswith(_TRITON_FOLDER)
+    return frame.f_code.co_filename.startswith(_TRITON_FOLDER)
 
 
 def caller(frame, helpers: frozenset[str]):

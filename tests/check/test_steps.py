@@ -10,9 +10,6 @@ from kernels.check import lessons
 from kernels.check.answers import difference
 from tests.course import turns
 
-import triton  # isort: skip
-import triton.language as tl  # isort: skip
-
 GUARD = """@triton.jit
 def guard(offs, N):
     return offs < N
@@ -37,17 +34,6 @@ def turn(monkeypatch):
     return make
 
 
-@triton.jit
-def _mask_kernel(mask_ptr, N, keep: tl.constexpr):
-    tl.store(mask_ptr + tl.arange(0, 8), keep(tl.arange(0, 8), N))
-
-
-def _masked(keep, N):
-    mask = torch.empty(8, dtype=torch.bool)
-    _mask_kernel[(1,)](mask, N, keep)
-    return mask
-
-
 def _summed(kernel, x):
     out = torch.empty(1)
     kernel[(1,)](x, out, len(x), BLOCK=4)
@@ -56,7 +42,7 @@ def _summed(kernel, x):
 
 @pytest.fixture
 def guard(turn):
-    return turn(GUARD, arguments=lessons.as_given, cases={"five lanes": {"N": 5}}, run=_masked)
+    return turn(GUARD, arguments=lessons.as_given, cases={"five lanes": {"N": 5}}, run=turns.masked)
 
 
 @pytest.fixture

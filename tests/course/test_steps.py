@@ -2,16 +2,12 @@
 
 import nbformat
 import pytest
-import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from kernels.check.lessons import Turn, as_given, by_model
 from tests.course import turns
 from tools import lesson_kernels
 from tools.kernel_environment import too_old_for
-
-import triton  # isort: skip
-import triton.language as tl  # isort: skip
 
 TURNS = [turn for path in turns.lessons() for turn in turns.turns_of(path)]
 by_step = {"ids": lambda turn: turn.step}
@@ -111,21 +107,10 @@ ANSWER = "@triton.jit\ndef keep(offs, N):\n    return below(offs {} N * LIMIT)\n
 RIGHT = ANSWER.format("<")
 
 
-@triton.jit
-def _mask_kernel(mask_ptr, N, keep: tl.constexpr):
-    tl.store(mask_ptr + tl.arange(0, 8), keep(tl.arange(0, 8), N))
-
-
-def _masked(keep, N):
-    mask = torch.empty(8, dtype=torch.bool)
-    _mask_kernel[(1,)](mask, N, keep)
-    return mask
-
-
 @pytest.fixture
 def lesson(tmp_path, monkeypatch):
     """``lesson(stub, solution)`` is the turn of a notebook of these two cells, after a setup and a definition."""
-    wanted = Turn("which lanes exist", as_given, {"five lanes": {"N": 5}}, run=_masked)
+    wanted = Turn("which lanes exist", as_given, {"five lanes": {"N": 5}}, run=turns.masked)
     turns.made_up(monkeypatch, {"77-guard": wanted}, ANSWER.format("<").replace("below", "").replace(" * LIMIT", ""))
 
     def build(stub=STUB, solution=RIGHT, tags=()):

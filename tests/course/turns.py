@@ -21,6 +21,9 @@ from tools.cells import execute
 from tools.kernel_environment import ROOT
 from tools.lesson_kernels import ANSWER, replaced
 
+import triton  # isort: skip
+import triton.language as tl  # isort: skip
+
 WHOLE = "needed-by-turns"
 
 
@@ -88,6 +91,18 @@ def said(turn: Turn, answer: str | None = None) -> str:
         return execute(turn.source if answer is None else replaced(turn.source, answer), namespace_of(turn.path, turn.index))
     finally:
         torch.set_default_device(None)  # lesson 31 sets one
+
+
+@triton.jit
+def _mask_kernel(mask_ptr, N, keep: tl.constexpr):
+    tl.store(mask_ptr + tl.arange(0, 8), keep(tl.arange(0, 8), N))
+
+
+def masked(keep, N):
+    """The ``run`` of a turn about a mask: which of eight lanes ``keep`` keeps of N."""
+    mask = torch.empty(8, dtype=torch.bool)
+    _mask_kernel[(1,)](mask, N, keep)
+    return mask
 
 
 def made_up(monkeypatch, wanted: dict, own: str) -> None:

@@ -28,7 +28,7 @@ from kernels import runtime
 from kernels.check import watch
 from kernels.check.answers import described, difference, unwritten
 from kernels.check.clinics.faulty_kernel import patched
-from kernels.check.compiling import compiled, refusal
+from kernels.check.compiling import compiled, precisions, refusal
 from kernels.check.costs import traffic
 from kernels.check.experiments import without_other
 from kernels.check.explanations import SLOW, explain, explain_slow
@@ -47,7 +47,6 @@ from kernels.lab.trace import Undefined, trace
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HALF = (torch.float16, torch.bfloat16)
 ROUNDS = 'a product of float32 keeps 10 of 23 bits unless it says input_precision="ieee", or "tf32x3"'
-TF32 = r"tt\.dot .*, inputPrecision = tf32 : tensor<\w+xf32>"  # such a product of float32, in what the compiler reads
 LATE = "the next block is asked for after this one is stored: ask first, so that the wait and the store overlap"
 DEARER = 1.05  # times the lesson's own bytes and sectors
 DOES = ("loads ask for", "stores write", "whole sectors come to")
@@ -349,7 +348,7 @@ class _Held:
             if isinstance(made := compiled(prepared, (90,)), str):
                 found = refusal(prepared.kernel, made, "")
                 return f"{found.where}: {found.cause}."
-            if re.search(TF32, made[90].asm["ttir"]):
+            if "tf32" in precisions(made[90]):
                 return f"{prepared.kernel} rounds float32 operands to TF32: {ROUNDS}."
             if spilled := made[90].spill_bytes:
                 return f"{prepared.kernel} spills {spilled} bytes a thread: more is alive at once than registers hold."
