@@ -26,15 +26,15 @@ from benchmarks import harness
 from kernels import runtime
 from kernels.common import configs
 
-ROOMS = ["dynamic_conv", "recurrent_attention", "conv_wgrad"]
+OPERATORS = ["dynamic_conv", "recurrent_attention", "conv_wgrad"]
 ALARM_S = 15
 
 
 def _compile(job):
     """Compile one candidate by running it on every shape; returns the error as text, or ``None``."""
-    room, kernel, key, options = job
+    operator, kernel, key, options = job
     signal.alarm(120)
-    bench = importlib.import_module(f"benchmarks.{room}")
+    bench = importlib.import_module(f"benchmarks.{operator}")
     try:
         for shape in bench.tuning_shapes(kernel):
             bench.tuned_call(kernel, shape, *key)[1](options)
@@ -47,12 +47,12 @@ def _compile(job):
     return job, None
 
 
-def _time(room, kernel, key, candidates, answers):
+def _time(operator, kernel, key, candidates, answers):
     """Child process: the times in ms of every candidate on every shape, one answer a candidate, ``None`` at the end.
 
     They are times of the GPU alone, replayed from CUDA graphs, as the benchmark takes them.
     """
-    bench = importlib.import_module(f"benchmarks.{room}")
+    bench = importlib.import_module(f"benchmarks.{operator}")
     calls = [bench.tuned_call(kernel, shape, *key) for shape in bench.tuning_shapes(kernel)]
     answers.put(calls[0][0])
     for options in candidates:
@@ -72,14 +72,14 @@ def _time(room, kernel, key, candidates, answers):
 def launched_with(kernel, options):
     """Within, ``kernel`` is launched with these options, and the others as the table says."""
     return configs.instead(
-        lambda room, name, *rest: options if name == kernel else configs.table_says(room, name, *rest)
+        lambda operator, name, *rest: options if name == kernel else configs.table_says(operator, name, *rest)
     )
 
 
-def tune(room, kernel, key, candidates, context):
+def tune(operator, kernel, key, candidates, context):
     """``(class name, [(times, options), fastest first])``; a child that dies ends the list where it died."""
     answers = context.Queue()
-    child = context.Process(target=_time, args=(room, kernel, key, candidates, answers))
+    child = context.Process(target=_time, args=(operator, kernel, key, candidates, answers))
     child.start()
     got = []
     try:
@@ -96,18 +96,18 @@ def tune(room, kernel, key, candidates, context):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room", choices=ROOMS)
+    parser.add_argument("operator", choices=OPERATORS)
     parser.add_argument(
         "--only", default="", help="only kernels and classes whose text contains this, as 'forward (4, 16)'"
     )
     parser.add_argument("--report", help="file for every timing, as JSON")
     given = parser.parse_args()
     harness.require_gpu()
-    bench = importlib.import_module(f"benchmarks.{given.room}")
+    bench = importlib.import_module(f"benchmarks.{given.operator}")
     context = multiprocessing.get_context("spawn")
     work = [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys if given.only in f"{kernel} {key}"]
 
-    jobs = [(given.room, kernel, key, options) for kernel, key in work for options in bench.candidates(kernel)]
+    jobs = [(given.operator, kernel, key, options) for kernel, key in work for options in bench.candidates(kernel)]
     with context.Pool(min(14, multiprocessing.cpu_count())) as pool:
         done = harness.progress(pool.imap_unordered(_compile, jobs, chunksize=4), total=len(jobs), desc="compile")
         failed = [(job, error) for job, error in done if error]
@@ -115,13 +115,13 @@ def main():
         print(f"left out {job[1:]}: {error}", file=sys.stderr)
     left_out = {json.dumps(job[1:]) for job, _ in failed}
 
-    path = Path(__file__).parent.parent / "kernels" / given.room / "configs.json"
+    path = Path(__file__).parent.parent / "kernels" / given.operator / "configs.json"
     table = json.loads(path.read_text())
     mine = table.setdefault(torch.cuda.get_device_name(), {})
     report = {}
     for kernel, key in harness.progress(work, desc="time"):
         usable = [o for o in bench.candidates(kernel) if json.dumps((kernel, key, o)) not in left_out]
-        name, timed = tune(given.room, kernel, key, usable, context)
+        name, timed = tune(given.operator, kernel, key, usable, context)
         report[f"{kernel} {name}"] = timed
         lines = mine.setdefault(kernel, {})
         if timed and "COSTS" not in lines.get(name, lines.get("default", {})):  # a model of cost chooses there

@@ -2,13 +2,19 @@
 
 import importlib
 import json
+import sys
+import types
 
 import pytest
+import torch
 
 from benchmarks.populations import candidates, conv_wgrad, halves, measure, population, report, tune_conv_wgrad
 from kernels import runtime
+from kernels.flex_attention import flex_attention
+from kernels.flex_attention.reference import allowed
+from tests.tensors import relative_error
 
-ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention")
+OPERATORS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention")
 TINY = {
     "3x3": {"Ci": 16, "Co": 8, "H": 5, "W": 6, "R": 3, "S": 3, "groups": 1},
     "grouped": {"Ci": 12, "Co": 24, "H": 5, "W": 5, "R": 3, "S": 3, "groups": 6},
@@ -37,16 +43,16 @@ def test_every_prefix_is_a_sample_of_all_models():
     assert {row["models"][0] for row in halves.deal(models)[:2]} == {"a", "b"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_committed_layers_lie_in_the_half_that_their_models_are_in(room):
-    record = population.record(room)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_committed_layers_lie_in_the_half_that_their_models_are_in(operator):
+    record = population.record(operator)
     half = {model["name"]: model["half"] for model in record["models"]}
     assert half == halves.halves(half) and record["rule"] == halves.RULE
     for row in record["layers"]:
         assert row["half"] == ("tuning" if "tuning" in {half[name] for name in row["models"]} else "held_out")
     texts = [json.dumps(row["layer"], sort_keys=True) for row in record["layers"]]
     assert len(set(texts)) == len(texts)
-    bench = importlib.import_module(f"benchmarks.populations.{room}")
+    bench = importlib.import_module(f"benchmarks.populations.{operator}")
     assert not set(map(bench.describe, bench.cases("held_out"))) & set(map(bench.describe, bench.cases("tuning")))
 
 
@@ -161,8 +167,8 @@ def test_partial_sums_of_a_fix_up_are_those_of_the_tiles_that_are_cut():
 
 def test_the_page_is_what_the_records_say_and_every_plot_is_there():
     assert report.PAGE.read_text() == report.page()
-    for room in report.ROOMS:
-        assert (report.DOCS / "images" / f"speed_{room}.png").exists() == bool(report.records(room))
+    for operator in report.OPERATORS:
+        assert (report.DOCS / "images" / f"speed_{operator}.png").exists() == bool(report.records(operator))
 
 
 @pytest.mark.parametrize("files", [population.HALVES, ("both",)])
@@ -207,9 +213,9 @@ def test_a_row_of_other_models_of_the_same_sizes_stays():
     assert [(row["ours_ms"], "renewed" in row) for row in found["rows"]] == [(0.5, True), (2.0, False)]
 
 
-@pytest.mark.parametrize("room", report.ROOMS)
-def test_rows_of_the_committed_records_are_told_apart(room):
-    for record in report.records(room).values():
+@pytest.mark.parametrize("operator", report.OPERATORS)
+def test_rows_of_the_committed_records_are_told_apart(operator):
+    for record in report.records(operator).values():
         assert len({population._which(row) for row in record["rows"]}) == len(record["rows"])
 
 
@@ -226,3 +232,130 @@ def test_rows_of_elsewhere_do_not(wrong, message):
     record = {"machine": machine, "rows": [timed_row(8, 1.0)], "failed": []}
     with pytest.raises(ValueError, match=message):
         population.renewed(record, record | wrong)
+
+
+# The layers that were drawn when all choices had been made.
+
+LEAST = {"flex_attention": 40, "conv_wgrad": 24, "recurrent_attention": 10, "dynamic_conv": 10}
+FLEX = importlib.import_module("benchmarks.populations.flex_attention")
+DRAWN = population.layers("flex_attention", "drawn")
+VARIANTS = {  # the first drawn layer of each variant, and of what else a layer can say
+    **{row["layer"]["variant"]: row["layer"] for row in reversed(DRAWN)},
+    "other values' heads": next(row["layer"] for row in DRAWN if "Dv" in row["layer"]),
+    "softcap": next(row["layer"] for row in DRAWN if "softcap" in row["layer"]),
+    "more keys than queries": next(row["layer"] for row in DRAWN if 1 < row["layer"]["M"] < row["layer"]["N"]),
+    "fewer keys than queries": next(row["layer"] for row in DRAWN if row["layer"]["M"] > row["layer"]["N"]),
+    "one query": next(row["layer"] for row in DRAWN if row["layer"]["M"] == 1),
+}
+VARIANTS |= {name: {"variant": name, "B": 1, "H": 2, "Hkv": 2, "M": 64, "N": 64, "D": 16} | more for name, more in {
+    "prefix": {"prefix": 20}, "natten": {"kernel": 3, "width": 8},
+}.items()}  # fmt: skip
+
+
+def reduced(layer):
+    """The same with a few tokens of a few heads."""
+    keys = 100 if layer["M"] < layer["N"] else 40 if layer["M"] > layer["N"] else 72
+    most = {"B": 2, "M": 72, "N": keys, "D": 32, "Dv": 16, "window": 20, "chunk": 32, "span": 16, "tokens": 5}
+    few = layer | {name: min(layer[name], size) for name, size in most.items() if name in layer}
+    if "lengths" in layer:
+        few["lengths"] = [40, 1, 31]
+    return few | {"H": 4 if layer["H"] > layer["Hkv"] else 2, "Hkv": 2}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_drawn_layers_are_in_neither_half_and_say_where_they_come_from(operator):
+    bench = importlib.import_module(f"benchmarks.populations.{operator}")
+    drawn, known = population.layers(operator, "drawn"), {model["name"] for model in population.record(operator)["models"]}
+    assert len(drawn) >= LEAST[operator] and all(row["source"] and row["half"] == "drawn" for row in drawn)
+    assert not known & {name for row in drawn for name in row["models"]}
+    which = lambda half: {json.dumps(case[:-2], sort_keys=True) for case in bench.cases(half)}  # noqa: E731
+    assert len(which("drawn")) == len(drawn) and not which("drawn") & which("both")
+    assert measure.select(operator, "drawn", "", 3)[1] == bench.cases("drawn")[:3]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_pairs_counted_are_those_that_the_mask_allows(name):
+    """Half a square for a causal one, as is customary: the diagonal's other half is not counted."""
+    layer = reduced(VARIANTS[name])
+    M, N = layer["M"], layer["N"]
+    mask = FLEX.mods_of(layer)[1]
+    exact = M * N if mask is None else int(allowed(mask, 1, 1, M, N).sum())
+    counted = FLEX.pairs(layer)
+    few = {"natten": 0, "local": 21 * 20, "global": 21 * 20 + 25, "decoding": M * M // 2, "documents": M, "spans": 20}
+    assert 0 <= abs(exact - counted) <= few.get(layer["variant"], 0 if mask is None else M)
+    assert FLEX.flops(layer) == 2 * layer["B"] * layer["H"] * (layer["D"] + layer.get("Dv", layer["D"])) * counted
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_attention_is_measured_and_equals_the_reference(name):
+    layer = reduced(VARIANTS[name])
+    rows = FLEX.measure((layer, "drawn", ["a model"]), MACHINE, 1)
+    assert [row["pass"] for row in rows] == ["forward"] + ["backward"] * (layer["variant"] != "decoding")
+    for row in rows:
+        assert row["errors"].keys() == ({"o"} if row["pass"] == "forward" else {"q", "k", "v"})
+        assert 0 < row["relative_error"] < 8e-3 and row["peers"] == []
+        assert FLEX.line(row).startswith("drawn") and report.layer_of(row)
+        json.dumps(row)
+
+
+def flash_attn_func(q, k, v, causal, window_size, softcap):
+    """FlashAttention's arguments as it documents them: [B, S, H, D], masks aligned at the last query and key."""
+    q, k, v = (t.transpose(1, 2).double() for t in (q, k, v))
+    M, N = q.shape[2], k.shape[2]
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    ahead = torch.arange(N) - (torch.arange(M) + N - M)[:, None]  # how far behind a query its key stands
+    before, after = (M + N if side is None else side for side in window_size)
+    hidden = (ahead > (0 if causal else after)) | (ahead < -before)
+    o = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return o.transpose(1, 2), None
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+@pytest.mark.parametrize("name", ["causal", "full", "window", "local", "decoding", "softcap", "other values' heads"])
+def test_flash_attention_4_is_asked_for_the_same_attention(name, monkeypatch):
+    cute = types.ModuleType("flash_attn.cute")
+    cute.flash_attn_func = flash_attn_func
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    layer = reduced(VARIANTS[name])
+    assert layer["variant"] in FLEX.IN_FLASH_ATTENTION
+    q, k, v = FLEX.tensors_of(layer)
+    ours = FLEX.ours(layer, q, k, v)()
+    assert relative_error(FLEX.flash_attention_4(layer, q, k, v)(), ours) < 5e-3
+
+
+def test_a_wrong_mask_shows_in_the_error_of_a_row(monkeypatch):
+    if not runtime.interpreted:
+        pytest.skip("sizes for the interpreter")
+    layer = reduced(VARIANTS["spans"])
+    causal = FLEX.mods_of(layer | {"variant": "causal"})
+    ours = lambda layer, q, k, v: lambda: flex_attention(q, k, v, *causal)  # noqa: E731
+    monkeypatch.setattr(FLEX, "ours", ours)
+    assert min(row["relative_error"] for row in FLEX.measure((layer, "drawn", ["a model"]), MACHINE, 1)) > 0.1
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+@pytest.mark.parametrize("case", conv_wgrad.cases("drawn"), ids=conv_wgrad.describe)
+def test_every_drawn_convolution_is_measured_and_equals_the_reference(case):
+    layer, _, half, models = case
+    smaller = lambda name, most: min(layer[name], most)  # noqa: E731
+    few = layer | {"Ci": smaller("Ci", 12), "Co": smaller("Co", 12), "H": smaller("H", 19), "W": smaller("W", 19)}
+    few |= {"groups": few["Ci"] if layer["groups"] == layer["Ci"] > 1 else layer["groups"]}
+    few |= {"dilation": [min(d, 2) for d in layer["dilation"]]}
+    (row,) = conv_wgrad.measure((few, 2, half, models), MACHINE, 1)
+    assert row["relative_error"] < 5e-3 and conv_wgrad.line(row).startswith("drawn") and report.layer_of(row)
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+@pytest.mark.parametrize("operator", ["recurrent_attention", "dynamic_conv"])
+def test_drawn_layers_of_the_others_are_measured_and_equal_the_reference(operator):
+    bench = importlib.import_module(f"benchmarks.populations.{operator}")
+    kinds = {layer.get("gate", layer.get("taps")): (layer, half, models) for layer, half, models in bench.cases("drawn")}
+    most = {"B": 1, "T": 40, "H": 2, "K": 16, "V": 16, "D": 23}
+    for layer, half, models in kinds.values():
+        few = layer | {name: min(layer[name], size) for name, size in most.items() if name in layer}
+        for row in bench.measure((few, half, models), MACHINE, 1):
+            assert row["relative_error"] is None or row["relative_error"] < 8e-3
+            assert bench.line(row).startswith("drawn") and report.layer_of(row)

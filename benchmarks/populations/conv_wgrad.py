@@ -8,7 +8,7 @@ from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
 
-ROOM = "conv_wgrad"
+OPERATOR = "conv_wgrad"
 TFLOP_S, TB_S = 500e12, 4e12  # what a layer's time is guessed by, to choose its batch
 LEAST_S, MOST_S = 40e-6, 800e-6
 BATCHES = (1, 512)
@@ -42,10 +42,9 @@ def batch_of(layer):
 
 
 def cases(half):
-    """``(layer, batch, half, models)`` of every row."""
-    return [
-        (row["layer"], batch_of(row["layer"]), row["half"], row["models"]) for row in population.layers(ROOM, half)
-    ]
+    """``(layer, batch, half, models)`` of every row; a layer that was drawn later brings its batch."""
+    rows = population.layers(OPERATOR, half)
+    return [(row["layer"], row.get("N") or batch_of(row["layer"]), row["half"], row["models"]) for row in rows]
 
 
 def kind(layer):
@@ -99,7 +98,7 @@ def measure(case, machine, rounds):
     ]
     return [
         {
-            "kernel": ROOM,
+            "kernel": OPERATOR,
             "pass": "weight gradient",
             "half": half,
             "models": models,

@@ -10,17 +10,17 @@ from benchmarks.populations import population
 from kernels import runtime
 from kernels.dynamic_conv import dynamic_conv
 
-ROOM = "dynamic_conv"
+OPERATOR = "dynamic_conv"
 MOST_BYTES = 4 * 2**30  # of a forward pass
 
 
 def cases(half):
     """``(layer, half, models)`` of every row, with fewer tokens where they would take long."""
-    return [(fitted(row["layer"]), row["half"], row["models"]) for row in population.layers(ROOM, half)]
+    return population.cases(OPERATOR, half, fitted)
 
 
 def variant_of(layer):
-    """What the benchmark of the room calls it."""
+    """What the benchmark of the operator calls it."""
     return "static" if layer["taps"] == "static" else "plain"
 
 
@@ -71,7 +71,7 @@ def measure(case, machine, rounds):
                 times[name] = population.timed(calls, 10 * rounds)
     return [
         {
-            "kernel": ROOM,
+            "kernel": OPERATOR,
             "pass": name,
             "half": half,
             "models": models,

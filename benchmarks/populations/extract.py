@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.populations import halves, population
 
-ROOMS = {
+OPERATORS = {
     "conv_wgrad": ("extract_convolutions", "models", ("timm", "diffusers")),
     "flex_attention": ("extract_sequences", "attention", ("transformers", "diffusers")),
     "dynamic_conv": ("extract_sequences", "short_convolutions", ("transformers", "flash-linear-attention")),
@@ -23,11 +23,11 @@ ROOMS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rooms", nargs="*", default=[], help=f"of {', '.join(ROOMS)}; all if none is given")
+    parser.add_argument("operators", nargs="*", default=[], help=f"of {', '.join(OPERATORS)}; all if none is given")
     parser.add_argument("--out", default=population.DATA, type=Path)
     given = parser.parse_args()
-    for room in given.rooms or ROOMS:
-        module, function, libraries = ROOMS[room]
+    for operator in given.operators or OPERATORS:
+        module, function, libraries = OPERATORS[operator]
         models = getattr(importlib.import_module(f"benchmarks.populations.{module}"), function)()
         layers, half = halves.deal(models), halves.halves(model["name"] for model in models)
         record = {
@@ -40,7 +40,7 @@ def main():
             ],
             "layers": layers,
         }
-        path = harness.write(room, record, given.out)
+        path = harness.write(operator, record, given.out)
         share = {part: sum(row["half"] == part for row in layers) for part in ("tuning", "held_out")}
         print(f"{path}: {len(models)} models, {share}")
 

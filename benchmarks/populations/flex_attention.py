@@ -19,35 +19,55 @@ from kernels.flex_attention import (
     sliding_window_block_mask,
 )
 
-ROOM = "flex_attention"
+OPERATOR = "flex_attention"
 TFLOP_S = 500e12
 MOST_S = 1.5e-3  # of a forward pass, by a guess
 LEAST_HEADS = 4
+IN_FLASH_ATTENTION = ("full", "causal", "decoding", "window", "local")  # what its arguments can say, softcap too
 TRIES = 2  # of a peer that has never run and fails in the same words; then it is not asked again
 CHUNK, CHUNKS = 512, 64  # queries that the reference takes at once, and how many times
+MORE = ("window", "softcap", "prefix", "kernel", "chunk", "span", "tokens")  # what else tells a variant's layers apart
 
 
 def cases(half):
     """``(layer, half, models)`` of every row, with fewer sequences or heads where it would take long."""
-    return [(fitted(row["layer"]), row["half"], row["models"]) for row in population.layers(ROOM, half)]
+    return population.cases(OPERATOR, half, fitted)
+
+
+def sizes_of(layer):
+    """B, H, Hkv, M, N, D, Dv: the values' heads are of D, too, where nothing else is said."""
+    return *(layer[name] for name in ("B", "H", "Hkv", "M", "N", "D")), layer.get("Dv", layer["D"])
+
+
+def lengths_of(layer):
+    """Of the documents that a layer's sequence is packed of."""
+    return layer.get("lengths") or [length * layer["M"] // sum(bench.DOCUMENTS) for length in bench.DOCUMENTS]
 
 
 def pairs(layer):
-    """Pairs of a query and a key that count."""
-    M, variant = layer["M"], layer["variant"]
-    if variant in ("full", "local", "natten"):
-        a_row = {"full": M, "local": 2 * layer.get("window", 0) + 1, "natten": layer.get("kernel", 0) ** 2}[variant]
-        return M * min(M, a_row)
+    """Pairs of a query and a key that count; half a square for a causal mask, as is customary."""
+    M, N, variant = layer["M"], layer["N"], layer["variant"]
+    if variant in ("full", "bias", "decoding"):
+        return M * N
+    if variant in ("local", "natten"):
+        return M * min(N, 2 * layer["window"] + 1 if variant == "local" else layer["kernel"] ** 2)
+    if variant == "global":
+        return M * (2 * layer["window"] + 1) + 2 * layer["tokens"] * (N - 2 * layer["window"] - 1)
     if variant == "window":
         return sum(min(m, layer["window"]) + 1 for m in range(M))
     if variant == "documents":
-        return sum((length * M // sum(bench.DOCUMENTS)) ** 2 for length in bench.DOCUMENTS) // 2
+        return sum(length**2 for length in lengths_of(layer)) // 2
+    if variant == "chunks":
+        return M * layer["chunk"] // 2
+    if variant == "spans":
+        return M * M // 2 + M * layer["span"] // 4
     return M * M // 2 + layer.get("prefix", 0) ** 2 // 2
 
 
 def flops(layer):
     """Of the forward pass: two products over the pairs that count."""
-    return 4 * layer["B"] * layer["H"] * layer["D"] * pairs(layer)
+    B, H, *_, D, Dv = sizes_of(layer)
+    return 2 * B * H * (D + Dv) * pairs(layer)
 
 
 def fitted(layer):
@@ -64,8 +84,9 @@ def fitted(layer):
 def describe(case):
     """A case in words, which ``--only`` is matched with."""
     layer, half, models = case
-    more = "".join(f" {name} {layer[name]}" for name in ("window", "softcap", "prefix", "kernel") if name in layer)
-    sizes = " ".join(f"{name}{layer[name]}" for name in ("B", "H", "Hkv", "M", "D"))
+    more = "".join(f" {name} {layer[name]}" for name in MORE if name in layer)
+    more += f" {len(layer['lengths'])} lengths" if "lengths" in layer else ""
+    sizes = " ".join(f"{name}{layer[name]}" for name in ("B", "H", "Hkv", "M", "N", "D", "Dv") if name in layer)
     return f"{half} {layer['variant']}{more} {sizes} {models[0]}"
 
 
@@ -78,27 +99,66 @@ def local(window):
     return inside
 
 
+def image_spans(span):
+    """Of every second ``span`` tokens, which are an image's, each sees all of its image; other than that causal."""
+
+    def of_one_image(b, h, q_idx, kv_idx):
+        return (q_idx // span == kv_idx // span) & (q_idx // span % 2 == 1)
+
+    return mods.or_masks(mods.causal, of_one_image)
+
+
 def mods_of(layer):
     """``(score_mod, block_mask)`` of a layer."""
-    M, variant = layer["M"], layer["variant"]
-    made = functools.partial(create_block_mask, B=None, H=None, Q_LEN=M, KV_LEN=M, device=runtime.device)
+    M, N, variant = layer["M"], layer["N"], layer["variant"]
+    made = functools.partial(create_block_mask, B=None, H=None, Q_LEN=M, KV_LEN=N, device=runtime.device)
+    tokens = torch.arange(M, device=runtime.device)
+    no_mask = lambda: None  # noqa: E731
     block_mask = {
-        "full": lambda: None,
+        "full": no_mask,
+        "bias": no_mask,
         "causal": lambda: causal_block_mask(M),
         "alibi": lambda: causal_block_mask(M),
+        "decoding": lambda: causal_block_mask(M, N, offset=N - M) if M > 1 else None,
         "window": lambda: sliding_window_block_mask(layer["window"], M),
-        "documents": lambda: document_block_mask(bench.document_ids(M)),
+        "documents": lambda: document_block_mask(document_ids(layer)),
+        "chunks": lambda: document_block_mask(tokens // layer["chunk"]),
         "prefix": lambda: made(mods.prefix_causal(layer["prefix"])),
+        "spans": lambda: made(image_spans(layer["span"])),
         "local": lambda: made(local(layer["window"])),
+        "global": lambda: made(mods.global_and_window(tokens < layer["tokens"], layer["window"])),
         "natten": lambda: made(mods.natten(layer["width"], M // layer["width"], layer["kernel"])),
     }[variant]()
-    score_mod = mods.softcap(layer["softcap"]) if "softcap" in layer else None
-    return mods.alibi(layer["H"]) if variant == "alibi" else score_mod, block_mask
+    if variant == "alibi":
+        return mods.alibi(layer["H"]), block_mask
+    if variant == "bias":
+        return mods.relative_table(table_of(layer)), block_mask
+    return mods.softcap(layer["softcap"]) if "softcap" in layer else None, block_mask
+
+
+def document_ids(layer):
+    """Which document each token belongs to."""
+    lengths = torch.tensor(lengths_of(layer), device=runtime.device)
+    return torch.repeat_interleave(torch.arange(len(lengths), device=runtime.device), lengths)
+
+
+def table_of(layer):
+    """A bias for each head and distance, the same at every call."""
+    shape = layer["H"], 2 * layer["N"] - 1
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(runtime.device)
+
+
+def trained(layer):
+    """Whether there is a backward pass: not of few queries behind a cache."""
+    return layer["variant"] != "decoding"
 
 
 def tensors_of(layer):
-    """Random q, k, v in bf16 that require gradients."""
-    return bench.tensors(*(layer[name] for name in ("B", "H", "Hkv", "M", "N", "D")))
+    """Random q, k, v in bf16 that require gradients, if a backward pass comes."""
+    B, H, Hkv, M, N, D, Dv = sizes_of(layer)
+    shapes = (B, H, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv)
+    make = functools.partial(torch.randn, dtype=torch.bfloat16, device=runtime.device, requires_grad=trained(layer))
+    return [make(shape) for shape in shapes]
 
 
 def ours(layer, q, k, v):
@@ -120,8 +180,12 @@ def flash_attention_4(layer, q, k, v):
     """FlashAttention-4's CuTe kernel, a function of nothing, on tensors laid out as it wants them: [B, S, H, D]."""
     from flash_attn.cute import flash_attn_func
 
+    variant, window = layer["variant"], layer.get("window")
+    sides = {"window": (window, 0), "local": (window, window)}.get(variant, (None, None))  # keys before and after a query
+    options = {"causal": variant in ("causal", "decoding"), "window_size": sides, "softcap": layer.get("softcap", 0.0)}
+
     def call():
-        o = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=layer["variant"] == "causal")
+        o = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), **options)
         return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
 
     return call
@@ -133,11 +197,12 @@ def peers_of(layer, q, k, v):
         return {}
     grouped = q.shape[1] != k.shape[1]
     peers = {"torch.compile(flex_attention)": lambda: compiled(layer, q, k, v)}
-    if layer["variant"] in ("full", "causal") and "softcap" not in layer:
+    last_query_alone = layer["variant"] == "decoding" and layer["M"] == 1  # is one that sees every key
+    if (layer["variant"] in ("full", "causal") or last_query_alone) and "softcap" not in layer:
         causal = layer["variant"] == "causal"
         peers["cuDNN SDPA"] = lambda: lambda: bench.sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, grouped)
-        if importlib.util.find_spec("flash_attn") is not None:
-            peers["FlashAttention-4"] = lambda: flash_attention_4(layer, *for_flash_attention_4(q, k, v))
+    if layer["variant"] in IN_FLASH_ATTENTION and importlib.util.find_spec("flash_attn") is not None:
+        peers["FlashAttention-4"] = lambda: flash_attention_4(layer, q, k, v)
     return peers
 
 
@@ -224,18 +289,19 @@ def errors_of(want, o, gradients):
 
 
 def measure(case, machine, rounds):
-    """The rows of one case, forward and backward."""
+    """The rows of one case, forward and, where it is trained, backward."""
     layer, half, models = case
     torch.manual_seed(0)
     stream = torch.cuda.Stream() if not runtime.interpreted else None
     with torch.cuda.stream(stream):  # graphs are captured on the stream whose autograd nodes they replay
         q, k, v = tensors_of(layer)
-        do = torch.randn_like(q)
+        do = torch.randn((*q.shape[:3], v.shape[-1]), dtype=q.dtype, device=q.device)
         want = exact(layer, q, k, v, do)
         calls, back, errors, reasons = {}, {}, {}, {}
         for name, make in {"ours": lambda: ours(layer, q, k, v), **peers_of(layer, q, k, v)}.items():
             leaves = (q, k, v)
-            if reason := FAILURES.reason_not(name):
+            asked = f"{name} for {layer['variant']}"
+            if reason := FAILURES.reason_not(asked):
                 reasons[name] = reason
                 continue
             try:
@@ -244,17 +310,19 @@ def measure(case, machine, rounds):
                     call = flash_attention_4(layer, *leaves)
                 else:
                     call = make()
+                if not trained(layer):
+                    call = torch.no_grad()(call)
                 o = call()
                 backward = functools.partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
-                errors[name] = errors_of(want, o, backward())
+                errors[name] = errors_of(want, o, backward() if trained(layer) else ())
             except Exception as error:  # a peer that cannot do this layer is recorded with its reason; ours must
                 if name == "ours":
                     raise
-                reasons[name] = FAILURES.failed(name, error)
+                reasons[name] = FAILURES.failed(asked, error)
                 continue
-            FAILURES.ran.add(name)
+            FAILURES.ran.add(asked)
             calls[name], back[name] = call, backward
-        passes = {"forward": calls, "backward": back}
+        passes = {"forward": calls, "backward": back} if trained(layer) else {"forward": calls}
         if runtime.interpreted:
             times = {name: (dict.fromkeys(calls, 1.0), dict.fromkeys(calls, "interpreted")) for name in passes}
         else:
@@ -266,11 +334,11 @@ def measure(case, machine, rounds):
         of_pass = {call: {k: e for k, e in errors[call].items() if (k == "o") == (name == "forward")} for call in calls}
         rows.append(
             {
-                "kernel": ROOM,
+                "kernel": OPERATOR,
                 "pass": name,
                 "half": half,
                 "models": models,
-                "kind": f"{layer['variant']} d{layer['D']}",
+                "kind": f"{layer['variant']} d{layer['D']}" + (f"/{layer['Dv']}" if "Dv" in layer else ""),
                 "shape": layer,
                 "dtype": "bfloat16",
                 "timed": how["ours"],
@@ -302,7 +370,8 @@ def launches(layer, peer):
     q, k, v = tensors_of(layer)
     call = compiled(layer, q, k, v) if peer else ours(layer, q, k, v)
     o = call()
-    torch.autograd.grad(o, (q, k, v), o.detach())
+    if trained(layer):
+        torch.autograd.grad(o, (q, k, v), o.detach())
 
 
 def compile_jobs(selected):
@@ -316,8 +385,8 @@ def line(row):
         f"{p['ms'] / row['ours_ms']:5.2f}x {p['name']} ({p['relative_error']:.1e})" if "ms" in p else f"no {p['name']}"
         for p in row["peers"]
     )
-    sizes = " ".join(f"{name}{row['shape'][name]}" for name in ("B", "H", "Hkv", "M"))
+    sizes = " ".join(f"{name}{row['shape'][name]}" for name in ("B", "H", "Hkv", "M", "N"))
     return (
-        f"{row['half']:8} {row['pass']:8} {row['kind']:16} {sizes:26} {row['ours_ms']:8.4f} ms "
+        f"{row['half']:8} {row['pass']:8} {row['kind']:16} {sizes:32} {row['ours_ms']:8.4f} ms "
         f"{row['tflop_per_s']:6.1f} TFLOP/s  error {row['relative_error']:.1e}  {peers}"
     )

@@ -3,8 +3,8 @@
 import hashlib
 
 RULE = (
-    "the models of a room, in the order of their names' SHA-256, are dealt in turn: the first for tuning, the second held "
-    "out; a layer that both halves have is for tuning"
+    "the models of an operator, in the order of their names' SHA-256, are dealt in turn: the first for tuning, the second "
+    "held out; a layer that both halves have is for tuning"
 )
 
 

@@ -14,35 +14,36 @@ import torch
 from benchmarks import ahead, harness
 from benchmarks.populations import population
 
-ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad", "tune_flex_attention")
+ABOUT = ("made_by", "date", "versions", "rule")
+OPERATORS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad", "tune_flex_attention")
 
 
-def select(room, half, only, rows):
+def select(operator, half, only, rows):
     """The first ``rows`` of a half's cases that the regular expression is found in."""
-    bench = importlib.import_module(f"benchmarks.populations.{room}")
+    bench = importlib.import_module(f"benchmarks.populations.{operator}")
     found = [case for case in bench.cases(half) if re.search(only, bench.describe(case))]
     return bench, found[:rows]
 
 
-def run(room, half, out, limit_s, only="", rows=None, times=3, name=None):
-    """Measure one room and write ``<out>/<name>.json``; returns the record."""
+def run(operator, half, out, limit_s, only="", rows=None, times=3, name=None):
+    """Measure one operator and write ``<out>/<name>.json``; returns the record."""
     began = time.monotonic()
-    bench, selected = select(room, half, only, rows)
+    bench, selected = select(operator, half, only, rows)
     ahead.compile_ahead(bench.__name__, bench.compile_jobs(selected))
     compiled = time.monotonic()
     machine = harness.machine()
     torch.cuda.empty_cache()
     record = {
         "machine": machine,
-        "room": room,
-        "population": {key: population.record(bench.ROOM)[key] for key in ("made_by", "date", "versions", "rule")},
+        "operator": operator,
+        "population": {key: value for key, value in population.record(bench.OPERATOR, half).items() if key in ABOUT},
         **({"peers_tuned": bench.PEERS_TUNED} if hasattr(bench, "PEERS_TUNED") else {}),
         "rows": [],
         "failed": [],
     }
-    name = name or f"population_{room}_{half}"
+    name = name or f"population_{operator}_{half}"
     results = harness.measure_all(bench.__name__, selected, machine, times)
-    for case, rows_of_case, error in harness.progress(results, total=len(selected), desc=room):
+    for case, rows_of_case, error in harness.progress(results, total=len(selected), desc=operator):
         record["rows"] += rows_of_case
         print(*map(bench.line, rows_of_case), sep="\n", flush=True)
         if error:
@@ -54,7 +55,7 @@ def run(room, half, out, limit_s, only="", rows=None, times=3, name=None):
             results.close()
             break
     took = f"compiled in {compiled - began:.0f} s, all in {time.monotonic() - began:.0f} s"
-    print(f"{room}: {took}, {record['left_out']} rows left out")
+    print(f"{operator}: {took}, {record['left_out']} rows left out")
     return record
 
 
@@ -65,8 +66,8 @@ def renew(name, newer, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room", choices=ROOMS)
-    parser.add_argument("--half", choices=(*population.HALVES, "both"), default="both")
+    parser.add_argument("operator", choices=OPERATORS)
+    parser.add_argument("--half", choices=(*population.HALVES, population.DRAWN, "both"), default="both")
     parser.add_argument("--out", default=harness.RESULTS, help="folder for the record")
     parser.add_argument("--limit-seconds", type=float, default=600, help="no row is begun after so many seconds")
     parser.add_argument("--rows", type=int, help="how many rows at most")
@@ -76,9 +77,9 @@ def main():
     parser.add_argument("--renew", help="measure nothing: rows of this record in --out take the place of the committed ones")
     given = parser.parse_args()
     if given.renew:
-        return renew(given.name or f"population_{given.room}_{given.half}", given.renew, given.out)
+        return renew(given.name or f"population_{given.operator}_{given.half}", given.renew, given.out)
     harness.require_gpu()
-    run(given.room, given.half, given.out, given.limit_seconds, given.only, given.rows, given.times, given.name)
+    run(given.operator, given.half, given.out, given.limit_seconds, given.only, given.rows, given.times, given.name)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,26 @@ from benchmarks import harness
 
 DATA = Path(__file__).parent / "data"
 HALVES = ("tuning", "held_out")
+DRAWN = "drawn"  # from models that are in neither half, after the choices had been made
 
 
-def record(room):
-    """The room's record: ``made_by``, ``date``, ``versions``, ``rule``, ``models``, ``layers``."""
-    return harness.read(room, DATA)
+def record(operator, half="both"):
+    """The operator's record: ``made_by``, ``date``, ``rule``, ``layers``; of the two halves ``versions`` and ``models``, too.
+
+    The layers drawn later are data written by hand, each with its source.
+    """
+    return harness.read(operator, DATA / "drawn" if half == DRAWN else DATA)
 
 
-def layers(room, half):
+def layers(operator, half):
     """The distinct layers of a half, ``[{"layer": ..., "half": ..., "models": ...}]``, the most mixed sample first."""
-    return [row for row in record(room)["layers"] if half in ("both", row["half"])]
+    return [row for row in record(operator, half)["layers"] if half in ("both", row["half"])]
+
+
+def cases(operator, half, fitted):
+    """``(layer, half, models)`` of every row; those of the halves ``fitted`` to what a GPU does in a reasonable time."""
+    rows = layers(operator, half)
+    return [(row["layer"] if half == DRAWN else fitted(row["layer"]), row["half"], row["models"]) for row in rows]
 
 
 def timed(calls, times=30):

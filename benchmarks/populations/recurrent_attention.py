@@ -11,7 +11,7 @@ from benchmarks.populations import population
 from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention
 
-ROOM = "recurrent_attention"
+OPERATOR = "recurrent_attention"
 MOST_BYTES = 2**30  # of q, k, v and o
 PEERS_TUNED = (
     "flash-linear-attention's autotuners time all of their own configurations for 12 ms each, on the layer that is measured, "
@@ -23,7 +23,7 @@ EXACT_TOKENS = 16384  # the reference takes no longer sequence
 
 def cases(half):
     """``(layer, half, models)`` of every row, with fewer sequences or heads where they would take long."""
-    return [(fitted(row["layer"]), row["half"], row["models"]) for row in population.layers(ROOM, half)]
+    return population.cases(OPERATOR, half, fitted)
 
 
 def sizes_of(layer):
@@ -78,7 +78,7 @@ def measure(case, machine, rounds):
         of_pass = {call: {k: population.short(e) for k, e in errors[call][i].items()} for call in calls}
         rows.append(
             {
-                "kernel": ROOM,
+                "kernel": OPERATOR,
                 "pass": name,
                 "half": half,
                 "models": models,
@@ -113,8 +113,8 @@ def worst(errors):
 
 
 def errors_of(given, do, outputs, gradients):
-    """As the room's benchmark, on one head; of a sequence too long for it, the first outputs alone, since their gradients
-    depend on all that comes later."""
+    """As the operator's benchmark, on one head; of a sequence too long for it, the first outputs alone, since their
+    gradients depend on all that comes later."""
     if do.shape[1] <= EXACT_TOKENS:
         return bench.errors_of(given, do, outputs, gradients, heads=1)
     first = lambda x: x.detach()[:1, :EXACT_TOKENS, :1].double() if x.ndim > 1 else x.detach()[:1].double()  # noqa: E731

@@ -16,7 +16,7 @@ from kernels.lab.roofline import recorded
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = DOCS / "speed.md"
-ROOMS = {  # in the page's order: what it is, and its peers
+OPERATORS = {  # in the page's order: what it is, and its peers
     "conv_wgrad": "Weight gradients of convolutions",
     "flex_attention": "Flex attention",
     "recurrent_attention": "Recurrent attention",
@@ -39,11 +39,11 @@ before every call. A ratio is the best peer's time over ours: above 1, ours is a
 """
 
 
-def records(room, folder=harness.RESULTS):
-    """The room's recorded populations, ``{half: record}``; a record of both is taken apart, and ``of`` says whose it is."""
+def records(operator, folder=harness.RESULTS):
+    """The recorded populations, ``{half: record}``; a record of both is taken apart, and ``of`` says whose it is."""
     found = {}
     for half in (*population.HALVES, "both"):
-        record = harness.read(f"population_{room}_{half}", folder) or {"rows": []}
+        record = harness.read(f"population_{operator}_{half}", folder) or {"rows": []}
         for own in population.HALVES if half == "both" else (half,):
             if rows := [row for row in record["rows"] if row["half"] == own]:
                 found.setdefault(own, record | {"rows": rows, "of": half})
@@ -80,6 +80,7 @@ def layer_of(row):
         filters = f"{shape['R']}×{shape['S']}" + f"/{shape['stride'][0]}" * (shape["stride"] != [1, 1])
         groups = f", {shape['groups']} groups" * (shape["groups"] > 1)
         return f"{filters} {shape['Ci']}→{shape['Co']} @{shape['H']}{groups}, N {shape['N']}"
+    shape = shape | ({"lengths": len(shape["lengths"])} if "lengths" in shape else {})  # of documents: how many
     said = [str(value) if name in ("variant", "gate") else f"{name} {value}" for name, value in shape.items()]
     return ", ".join([*said, row["pass"]])
 
@@ -149,9 +150,9 @@ def behind(record):
     return lines
 
 
-def alt(room, found):
-    """What the room's plot looks like, for whoever cannot see it."""
-    said = [f"{ROOMS[room]}: a dot for each layer, its time to the right, times faster than the best peer upwards."]
+def alt(operator, found):
+    """What the operator's plot looks like, for whoever cannot see it."""
+    said = [f"{OPERATORS[operator]}: a dot for each layer, its time to the right, times faster than the best peer upwards."]
     for half, record in found.items():
         layers, mean, worst, ahead = summary(record["rows"])
         best = max(filter(None, map(ratio, record["rows"])))
@@ -167,8 +168,8 @@ def words(half):
     return half.replace("_", "-")
 
 
-def plot(room, found):
-    """The room's picture."""
+def plot(operator, found):
+    """The operator's picture."""
     figure, axes = style.picture(7.2, 3.4)
     ax = axes[0, 0]
     for series, (half, record) in enumerate(found.items()):
@@ -184,7 +185,7 @@ def plot(room, found):
     ax.minorticks_off()
     ax.grid(color=style.GRID, linewidth=0.5)
     ax.legend(fontsize=style.NOTE_SIZE)
-    figure.alt = alt(room, found)
+    figure.alt = alt(operator, found)
     return figure
 
 
@@ -204,13 +205,13 @@ def _of_the_peak(machine):
     return f", {machine['matmul_tflop_per_s'] / peak:.2f} of the machine's peak of {peak}"
 
 
-def section(room, found):
-    """The room's part of the page."""
-    lines = [f"## {ROOMS[room]}", ""]
+def section(operator, found):
+    """The operator's part of the page."""
+    lines = [f"## {OPERATORS[operator]}", ""]
     if not found:
-        data = population.record(room)
+        data = population.record(operator)
         many = len(data["layers"])
-        link = f"[{room}.json](../benchmarks/populations/data/{room}.json)"
+        link = f"[{operator}.json](../benchmarks/populations/data/{operator}.json)"
         return [*lines, f"{many} layers of {len(data['models'])} models wait in {link}; no GPU has measured them yet.", ""]
     machine = next(iter(found.values()))["machine"]
     lines += [
@@ -219,7 +220,7 @@ def section(room, found):
         f"Copy rate {machine['copy_tb_per_s']} TB/s; a large matrix product, timed in the same run: "
         f"{machine['matmul_tflop_per_s']} TFLOP/s{_of_the_peak(machine)}.",
         "",
-        f"![{alt(room, found)}](images/speed_{room}.png)",
+        f"![{alt(operator, found)}](images/speed_{operator}.png)",
         "",
         "| half | beside | rows | geometric mean | worst | ahead |",
         "|---|---|---|---|---|---|",
@@ -243,15 +244,15 @@ def section(room, found):
 
 def page(folder=harness.RESULTS):
     """The page's text, of the records in a folder."""
-    return HEAD + "\n" + "\n".join(line for room in ROOMS for line in section(room, records(room, folder)))
+    return HEAD + "\n" + "\n".join(line for operator in OPERATORS for line in section(operator, records(operator, folder)))
 
 
 def main():
     argparse.ArgumentParser(description=__doc__).parse_args()
     PAGE.write_text(page())
-    for room in ROOMS:
-        if found := records(room):
-            (DOCS / "images" / f"speed_{room}.png").write_bytes(plot(room, found).png())
+    for operator in OPERATORS:
+        if found := records(operator):
+            (DOCS / "images" / f"speed_{operator}.png").write_bytes(plot(operator, found).png())
     print(PAGE)
 
 

@@ -21,7 +21,7 @@ from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
 from kernels.conv_wgrad.problem import equivalents
 
-ROOM = "conv_wgrad"
+OPERATOR = "conv_wgrad"
 describe = rows.describe
 
 GPU = "NVIDIA H200"
@@ -195,7 +195,7 @@ def measure(case, machine, rounds):
                 ms, how = population.timed(calls, 5 * rounds)
     return [
         {
-            "kernel": ROOM,
+            "kernel": OPERATOR,
             "half": half,
             "models": models,
             "kind": rows.kind(layer),

@@ -21,7 +21,7 @@ from kernels.flex_attention import operator, plain_backward, stored_ds
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, split
 
-ROOM = "flex_attention"
+OPERATOR = "flex_attention"
 describe = rows.describe
 FASTEST = 3  # cuts that are timed, and of each way at least one
 ALIKE = 3  # layers of a kind whose kernels are compiled ahead
