@@ -164,6 +164,7 @@ def machine():
     ).stdout.split()[0]
     return {
         "gpu": torch.cuda.get_device_name(),
+        "multiprocessors": torch.cuda.get_device_properties(runtime.device).multi_processor_count,
         "driver": driver,
         "torch": torch.__version__,
         "triton": triton.__version__,

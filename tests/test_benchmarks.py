@@ -124,5 +124,5 @@ def test_a_record_is_plain_json_a_row_a_line(tmp_path):
     assert json.loads(path.read_text()) == record == harness.read("timed", tmp_path)
     assert [line for line in path.read_text().splitlines() if "ms" in line] == ['  {"ms":1.5},', '  {"ms":2.5}']
     assert harness.read("no such", tmp_path) is None
-    for committed in [*harness.RESULTS.iterdir(), *population.DATA.iterdir()]:
+    for committed in [*harness.RESULTS.iterdir(), *population.DATA.rglob("*.json")]:
         assert committed.read_text() == harness.text_of(json.loads(committed.read_text())), committed.name

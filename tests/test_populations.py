@@ -8,8 +8,10 @@ import types
 import pytest
 import torch
 
+from benchmarks import tables
 from benchmarks.populations import candidates, conv_wgrad, halves, measure, population, report, tune_conv_wgrad
 from kernels import runtime
+from kernels.common import configs
 from kernels.flex_attention import flex_attention
 from kernels.flex_attention.reference import allowed
 from tests.tensors import relative_error
@@ -143,7 +145,7 @@ def test_rows_that_are_behind_are_named_with_what_was_measured():
     assert "3×3 16→8 @5, N 2 | m and 1 more | 0.50 | 1.0000 | peer 0, 0.5000 | 10% | 20% |" in worst
     assert "12 programs for 132 multiprocessors; its tiles hold 1.60 times the product" in worst
     assert "| 0.80 |" in next_worst and "programs" not in next_worst
-    assert slight == "Behind by less than 10%: 3×3 16→8 @5, N 2 (0.97)."
+    assert slight == "Held-out layers that are behind on the H200 by less than 10%: 3×3 16→8 @5, N 2 (0.97)."
     assert report.behind({"machine": MACHINE, "rows": rows[:1]}) == []
 
 
@@ -183,6 +185,50 @@ def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path, f
     assert "2 hollow dots of the tuning half" in figure.alt and "2 filled dots of the held-out half" in figure.alt
 
 
+def test_two_cards_stand_side_by_side_and_what_did_not_run_is_said(tmp_path):
+    shape = {"variant": "full", "B": 1, "H": 2, "Hkv": 2, "M": 64, "N": 64, "D": 16}
+    fa4 = {"name": "FlashAttention-4", "ms": 3.0}
+    cudnn = {"name": "cuDNN SDPA", "ms": 0.5}
+    for gpu, word, peer in ((h100 := "NVIDIA H100 80GB HBM3", "h100", fa4), ("NVIDIA H200", "h200", cudnn)):
+        machine = MACHINE | {"gpu": gpu, "multiprocessors": 132, "torch": "2", "triton": "3", "commit": "c", "date": "1"}
+        rows = [row_of(1.0, half="drawn", shape=shape) | {"pass": "forward", "peers": [peer], "kernel": "flex_attention",
+                "explained": "forward: tiles of 128 x 64, because of this"}]  # fmt: skip
+        record = {"machine": machine, "rows": rows, "failed": []}
+        (tmp_path / f"population_flex_attention_drawn_{word}.json").write_text(json.dumps(record))
+    found = report.records("flex_attention", tmp_path)
+    assert {gpu: list(halves) for gpu, halves in found.items()} == {h100: ["drawn"], "NVIDIA H200": ["drawn"]}
+    header, _, line = report.comparison(found)
+    assert "H100: rows | geometric mean | worst | ahead | H200: rows" in header
+    assert line == "| drawn | the best peer of each row | 1 | 3.00 | 3.00 | 100% | 1 | 0.50 | 0.50 | 0% |"
+    text = "\n".join(report.section("flex_attention", found))
+    assert text.count("FlashAttention-4 did not run there.") == 1
+    assert "Drawn layers that are behind on the H200" in text and "| tiles of 128 x 64 |" in text
+    assert "that were drawn later" not in text
+    assert len(report.plot("flex_attention", found).axes[0].collections) == 2
+
+
+def test_the_page_says_which_table_a_gpu_takes_that_nobody_has_measured():
+    text = "\n".join(report.elsewhere(["NVIDIA H200"]))
+    said = ("sm_80", "never", "any GPU's"), ("sm_90", "H200", "the H200's"), ("sm_100", "never", "any GPU's")
+    for architecture, own, taken in said:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {architecture}, ")]
+        assert line.count(taken) == len(tables.OPERATORS) and f"| {own} |" in line
+    assert "of the H200; how fast Ada, Ampere, Blackwell is, nobody knows." in text
+    assert text in report.page()
+
+
+@pytest.mark.parametrize("operator", tables.OPERATORS)
+def test_a_gpu_takes_the_table_that_the_kernels_take(operator):
+    """``configuration`` finds the same options by these names as in the table alone that ``table_of`` names."""
+    committed = json.loads((tables.KERNELS / operator / "configs.json").read_text())
+    for names in (("NVIDIA H200", "sm_90"), ("NVIDIA H100 80GB HBM3", "sm_90"), ("NVIDIA A100-SXM4-80GB", "sm_80")):
+        by, whose = tables.table_of(operator, *names)
+        assert (by in names) == (whose == "NVIDIA H200") and (whose == tables.ANY) == (by == tables.ANY)
+        for kernel, lines in committed[whose].items():
+            for key, options in lines.items():
+                assert configs.of_gpu(names, operator, kernel, key) == options
+
+
 def timed_row(length, ms, which="forward", models=("m",)):
     return {"pass": which, "shape": {"T": length}, "models": list(models), "ours_ms": ms}
 
@@ -215,7 +261,7 @@ def test_a_row_of_other_models_of_the_same_sizes_stays():
 
 @pytest.mark.parametrize("operator", report.OPERATORS)
 def test_rows_of_the_committed_records_are_told_apart(operator):
-    for record in report.records(operator).values():
+    for _, _, record in report.each(report.records(operator)):
         assert len({population._which(row) for row in record["rows"]}) == len(record["rows"])
 
 

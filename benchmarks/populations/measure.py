@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from benchmarks import ahead, harness
+from benchmarks import ahead, harness, tables
 from benchmarks.populations import population
 
 ABOUT = ("made_by", "date", "versions", "rule")
@@ -25,8 +25,13 @@ def select(operator, half, only, rows):
     return bench, found[:rows]
 
 
+def name_of(operator, half, machine):
+    """Of a record: each GPU has its own."""
+    return f"population_{operator}_{half}_{tables.short(machine['gpu']).replace(' ', '_').lower()}"
+
+
 def run(operator, half, out, limit_s, only="", rows=None, times=3, name=None):
-    """Measure one operator and write ``<out>/<name>.json``; returns the record."""
+    """Measure an operator and write ``<out>/<name>.json``; returns the record."""
     began = time.monotonic()
     bench, selected = select(operator, half, only, rows)
     ahead.compile_ahead(bench.__name__, bench.compile_jobs(selected))
@@ -41,7 +46,7 @@ def run(operator, half, out, limit_s, only="", rows=None, times=3, name=None):
         "rows": [],
         "failed": [],
     }
-    name = name or f"population_{operator}_{half}"
+    name = name or name_of(operator, half, machine)
     results = harness.measure_all(bench.__name__, selected, machine, times)
     for case, rows_of_case, error in harness.progress(results, total=len(selected), desc=operator):
         record["rows"] += rows_of_case
@@ -59,9 +64,11 @@ def run(operator, half, out, limit_s, only="", rows=None, times=3, name=None):
     return record
 
 
-def renew(name, newer, out):
-    """Put the rows of the record ``newer`` in ``out`` in place of those of the committed record ``name``."""
-    harness.write(name, population.renewed(harness.read(name), harness.read(newer, out)))
+def renew(operator, half, newer, out, name=None):
+    """Put the rows of the record ``newer`` in ``out`` in place of those of its GPU's committed record."""
+    newer = harness.read(newer, out)
+    name = name or name_of(operator, half, newer["machine"])
+    harness.write(name, population.renewed(harness.read(name), newer))
 
 
 def main():
@@ -77,7 +84,7 @@ def main():
     parser.add_argument("--renew", help="measure nothing: rows of this record in --out take the place of the committed ones")
     given = parser.parse_args()
     if given.renew:
-        return renew(given.name or f"population_{given.operator}_{given.half}", given.renew, given.out)
+        return renew(given.operator, given.half, given.renew, given.out, given.name)
     harness.require_gpu()
     run(given.operator, given.half, given.out, given.limit_seconds, given.only, given.rows, given.times, given.name)
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
-from benchmarks import harness
+from benchmarks import harness, tables
 from benchmarks.populations import population
-from benchmarks.populations.fit import PROCESSORS
 from kernels.lab import style
 from kernels.lab.machine_record import numbers
 from kernels.lab.roofline import recorded
@@ -26,6 +25,9 @@ WASTE, PARTIAL = 1.15, 0.2  # from where on tile waste, and partial sums' share 
 KEYS = 128  # of a tile in a backward pass
 BUSY = 0.9  # of the multiprocessors: launches of fewer programs than that are told
 SLIGHT = 0.9  # from this ratio on, a row that is behind is named without what was measured of it
+HALVES = ("tuning", "held_out", population.DRAWN)
+PROCESSORS = {"NVIDIA H200": 132}  # of records that do not say it
+PEER = {"flex_attention": "FlashAttention-4"}  # a peer that must be named where it is missing
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20)
 
 HEAD = """# How fast, on layers of real models
@@ -34,20 +36,27 @@ Made by `python -m benchmarks.populations.report` from the records in [benchmark
 
 The layers are read from models' configurations by a program (`python -m benchmarks.populations.extract`), and the models are
 dealt into two halves by their names' hashes. Choices are fitted on the tuning half alone; the held-out half is only measured.
+A third set was drawn when the choices had been made, from configurations that neither half has, each with its source
+([data](../benchmarks/populations/data/drawn)).
+
 Ours and its peers take turns call by call, replayed from CUDA graphs where they can be captured, with the L2 cache flushed
 before every call. A ratio is the best peer's time over ours: above 1, ours is ahead.
+
+What your own GPU does of it, `python -m benchmarks.here` says in two minutes.
 """
 
 
 def records(operator, folder=harness.RESULTS):
-    """The recorded populations, ``{half: record}``; a record of both is taken apart, and ``of`` says whose it is."""
+    """The recorded populations, ``{gpu: {half: record}}``; a record of both halves is taken apart, and ``of`` says whose it
+    is."""
     found = {}
-    for half in (*population.HALVES, "both"):
-        record = harness.read(f"population_{operator}_{half}", folder) or {"rows": []}
-        for own in population.HALVES if half == "both" else (half,):
-            if rows := [row for row in record["rows"] if row["half"] == own]:
-                found.setdefault(own, record | {"rows": rows, "of": half})
-    return found
+    for half in (*HALVES, "both"):
+        for path in sorted(folder.glob(f"population_{operator}_{half}*.json")):
+            record = harness.read(path.stem, folder)
+            for own in population.HALVES if half == "both" else (half,):
+                if rows := [row for row in record["rows"] if row["half"] == own]:
+                    found.setdefault(record["machine"]["gpu"], {})[own] = record | {"rows": rows, "of": half}
+    return dict(sorted(found.items()))
 
 
 def ratio(row):
@@ -106,11 +115,11 @@ def rates(row, machine):
 
 
 def reason(row, machine):
-    """What a row's launch adds to the least, or leaves idle."""
+    """What a row's launch adds to the least, or leaves idle; of attention, where nothing of that is known, what runs."""
     said = []
-    explained = row.get("explained", "")
+    explained, many = row.get("explained", ""), machine.get("multiprocessors") or PROCESSORS.get(machine["gpu"], 0)
     if whole := re.search(r"(\d+) tiles, split-K (\d+);", explained):
-        programs, many = int(whole[1]) * int(whole[2]), PROCESSORS[machine["gpu"]]
+        programs = int(whole[1]) * int(whole[2])
         together = 2 if "num_ctas 2" in explained else 1
         if programs * together < BUSY * many:
             said.append(f"{programs} {'pairs' if together == 2 else 'programs'} for {many} multiprocessors")
@@ -121,21 +130,24 @@ def reason(row, machine):
     if row.get("kernel") == "flex_attention" and row["pass"] == "backward":
         shape = row["shape"]
         tiles = shape["B"] * shape["Hkv"] * -(-shape["N"] // KEYS)
-        if tiles < 2 * PROCESSORS[machine["gpu"]]:
-            said.append(f"{tiles} tiles of keys in all, of unequal work, for {PROCESSORS[machine['gpu']]} multiprocessors")
+        if tiles < 2 * many:
+            said.append(f"{tiles} tiles of keys in all, of unequal work, for {many} multiprocessors")
     if "rests end to end" in explained:
         said.append("programs that begin within a tile")
+    if not said and (ran := re.search(rf"^{row.get('pass')}: (.*)$", explained, re.MULTILINE)):
+        said.append(ran[1].partition(", because")[0])
     return "; ".join(said)
 
 
-def behind(record):
+def behind(record, half="held_out"):
     """Lines that name a record's rows that a peer is ahead on, worst first: a table of those that are clearly behind, with
     what was measured of them, and a list of the others."""
     machine = record["machine"]
     rows = sorted((row for row in record["rows"] if (ratio(row) or 1) < 1), key=ratio)
+    title = f"{words(half).capitalize()} layers that are behind on the {tables.short(machine['gpu'])}"
     lines = []
     if clear := [row for row in rows if ratio(row) < SLIGHT]:
-        lines += ["Held-out layers that are behind; copy, product: shares of what these two reached.", ""]
+        lines += [f"{title}; copy, product: shares of what these two reached.", ""]
         lines += ["| layer | in | ratio | ours, ms | best peer | copy | product | |", "|---|---|---|---|---|---|---|---|"]
     for row in clear:
         best = population.best_peer(row)
@@ -146,19 +158,25 @@ def behind(record):
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     if slight := [f"{layer_of(row)} ({ratio(row):.2f})" for row in rows if ratio(row) >= SLIGHT]:
-        lines += [""] * bool(lines) + [f"Behind by less than {1 - SLIGHT:.0%}: {'; '.join(slight)}."]
+        lines += [""] * bool(lines) + [f"{title} by less than {1 - SLIGHT:.0%}: {'; '.join(slight)}."]
     return lines
+
+
+def each(found):
+    """``(gpu, half, record)`` of what was recorded."""
+    return [(gpu, half, record) for gpu, halves in found.items() for half, record in halves.items()]
 
 
 def alt(operator, found):
     """What the operator's plot looks like, for whoever cannot see it."""
     said = [f"{OPERATORS[operator]}: a dot for each layer, its time to the right, times faster than the best peer upwards."]
-    for half, record in found.items():
+    for gpu, half, record in each(found):
         layers, mean, worst, ahead = summary(record["rows"])
         best = max(filter(None, map(ratio, record["rows"])))
         said.append(
-            f"{layers} {'hollow' if half == 'tuning' else 'filled'} dots of the {words(half)} half lie between {worst:.2f} "
-            f"and {best:.2f}, {ahead:.0%} of them above the line at 1; their geometric mean is {mean:.2f}."
+            f"{layers} {'hollow' if half == 'tuning' else 'filled'} dots of the {part(half)}, on an "
+            f"{tables.short(gpu)}, lie between {worst:.2f} and {best:.2f}, {ahead:.0%} of them above the line at 1; their "
+            f"geometric mean is {mean:.2f}."
         )
     return " ".join(said)
 
@@ -168,18 +186,25 @@ def words(half):
     return half.replace("_", "-")
 
 
+def part(half):
+    """The same as a noun."""
+    return "drawn set" if half == population.DRAWN else f"{words(half)} half"
+
+
 def plot(operator, found):
     """The operator's picture."""
     figure, axes = style.picture(7.2, 3.4)
     ax = axes[0, 0]
-    for series, (half, record) in enumerate(found.items()):
+    ratios = []
+    for series, (gpu, half, record) in enumerate(each(found)):
         rows = [row for row in record["rows"] if ratio(row)]
         x, y = [1000 * row["ours_ms"] for row in rows], [ratio(row) for row in rows]
-        style.points(ax, x, y, series, f"{words(half)} half, {len(rows)} layers", solid=half == "held_out")
+        label = f"{tables.short(gpu)}, {part(half)}, {len(rows)} layers"
+        style.points(ax, x, y, series, label, solid=half != "tuning")
+        ratios += y
     ax.axhline(1, color="black", linewidth=1)
     ax.set(xscale="log", yscale="log", xlabel="our time, µs", ylabel="times faster than the best peer")
-    highest = max(ratio(row) for record in found.values() for row in record["rows"] if ratio(row))
-    ax.set_yticks(ticks := [tick for tick in TICKS if tick <= max(5, highest)], [f"{tick:g}" for tick in ticks])
+    ax.set_yticks(ticks := [tick for tick in TICKS if tick <= max(5, *ratios)], [f"{tick:g}" for tick in ticks])
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.minorticks_off()
@@ -189,12 +214,12 @@ def plot(operator, found):
     return figure
 
 
-def later(found):
+def later(halves):
     """Which rows were measured after their record, in words that follow a sentence."""
-    new = [tuple(row["renewed"].values()) for record in found.values() for row in record["rows"] if "renewed" in row]
+    new = [tuple(row["renewed"].values()) for record in halves.values() for row in record["rows"] if "renewed" in row]
     rows = lambda n: f"{n} row{'s' * (n > 1)}"  # noqa: E731
-    each = [f"{rows(new.count(one))} measured again: commit {one[0]}, {one[1]}." for one in sorted(set(new))]
-    return "".join(" " + words for words in each)
+    said = [f"{rows(new.count(one))} measured again: commit {one[0]}, {one[1]}." for one in sorted(set(new))]
+    return "".join(" " + words for words in said)
 
 
 def _of_the_peak(machine):
@@ -205,6 +230,43 @@ def _of_the_peak(machine):
     return f", {machine['matmul_tflop_per_s'] / peak:.2f} of the machine's peak of {peak}"
 
 
+def measured_on(operator, halves):
+    """What a card's numbers were taken on, and what is missing."""
+    machine = next(iter(halves.values()))["machine"]
+    peer = PEER.get(operator)
+    ran = {one["name"] for record in halves.values() for row in record["rows"] for one in row["peers"] if "ms" in one}
+    lines = [
+        f"One {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
+        f"{machine['date']}.{later(halves)}",
+        f"Copy rate {machine['copy_tb_per_s']} TB/s; a large matrix product, timed in the same run: "
+        f"{machine['matmul_tflop_per_s']} TFLOP/s{_of_the_peak(machine)}."
+        + (f" {peer} did not run there." if peer and peer not in ran else ""),
+    ]
+    for half, left_out in {record["of"]: record.get("left_out") for record in halves.values()}.items():
+        if left_out:
+            lines.append(f"Layers not measured: {left_out} of {'both halves' if half == 'both' else f'the {part(half)}'}.")
+    for half, record in halves.items():
+        for failed in record["failed"]:
+            lines += ["", f"Failed of the {part(half)}: {failed['case']}: {failed['error']}"]
+    return [*lines, ""]
+
+
+def comparison(found):
+    """The table of means: a line for each half and peer, four columns for each card."""
+    lines = {}
+    for gpu, half, record in each(found):
+        beside = {"the best peer of each row": summary(record["rows"])}
+        beside |= {f"{peer}, {which}": its for (which, peer), its in by_peer(record["rows"]).items()}
+        for peer, (rows, mean, worst, ahead) in beside.items():
+            lines.setdefault((half, peer), {})[gpu] = f"{rows} | {mean:.2f} | {worst:.2f} | {ahead:.0%}"
+    columns = [f"{tables.short(gpu)}: rows | geometric mean | worst | ahead" for gpu in found]
+    text = [f"| half | beside | {' | '.join(columns)} |", "|" + "---|" * (2 + 4 * len(found))]
+    for half, peer in sorted(lines, key=lambda line: HALVES.index(line[0])):
+        cells = [lines[half, peer].get(gpu, " | | | ") for gpu in found]
+        text.append(f"| {words(half)} | {peer} | {' | '.join(cells)} |")
+    return text
+
+
 def section(operator, found):
     """The operator's part of the page."""
     lines = [f"## {OPERATORS[operator]}", ""]
@@ -213,38 +275,46 @@ def section(operator, found):
         many = len(data["layers"])
         link = f"[{operator}.json](../benchmarks/populations/data/{operator}.json)"
         return [*lines, f"{many} layers of {len(data['models'])} models wait in {link}; no GPU has measured them yet.", ""]
-    machine = next(iter(found.values()))["machine"]
-    lines += [
-        f"One {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
-        f"{machine['date']}.{later(found)}",
-        f"Copy rate {machine['copy_tb_per_s']} TB/s; a large matrix product, timed in the same run: "
-        f"{machine['matmul_tflop_per_s']} TFLOP/s{_of_the_peak(machine)}.",
-        "",
-        f"![{alt(operator, found)}](images/speed_{operator}.png)",
-        "",
-        "| half | beside | rows | geometric mean | worst | ahead |",
-        "|---|---|---|---|---|---|",
-    ]
-    for half, record in found.items():
-        each = {"the best peer of each row": summary(record["rows"])}
-        each |= {f"{peer}, {which}": its for (which, peer), its in by_peer(record["rows"]).items()}
-        for beside, (rows, mean, worst, ahead) in each.items():
-            lines.append(f"| {words(half)} | {beside} | {rows} | {mean:.2f} | {worst:.2f} | {ahead:.0%} |")
-    for half, left_out in {record["of"]: record.get("left_out") for record in found.values()}.items():
-        if left_out:
-            whose = "both halves" if half == "both" else f"the {words(half)} half"
-            lines += ["", f"Layers not measured: {left_out} of {whose}."]
-    for half, record in found.items():
-        for failed in record["failed"]:
-            lines += ["", f"Failed on the {words(half)} half: {failed['case']}: {failed['error']}"]
-    if "held_out" in found and (named := behind(found["held_out"])):
-        lines += ["", *named]
+    for halves in found.values():
+        lines += measured_on(operator, halves)
+    if not any(population.DRAWN in halves for halves in found.values()):
+        many = len(population.layers(operator, population.DRAWN))
+        lines += [f"The {many} layers that were drawn later have not been measured yet.", ""]
+    lines += [f"![{alt(operator, found)}](images/speed_{operator}.png)", "", *comparison(found)]
+    for _, half, record in each(found):
+        if half != "tuning" and (named := behind(record, half)):
+            lines += ["", *named]
     return [*lines, ""]
+
+
+def elsewhere(gpus):
+    """What was never measured, and which table of tiles a GPU of each architecture takes."""
+    measured = [tables.short(gpu) for gpu in gpus]
+    known = {name for name, names in tables.ARCHITECTURES.values() if set(names) & set(measured)}
+    unknown = sorted({name for name, _ in tables.ARCHITECTURES.values()} - known)
+    lines = [
+        "## GPUs that nobody has measured",
+        "",
+        f"Every number above is of the {' or the '.join(measured)}; how fast {', '.join(unknown)} is, nobody knows.",
+        "The warp-specialised ones are Hopper's; elsewhere those for any GPU run. Their tiles are of the table that it takes:",
+        "",
+        f"| architecture | such as | measured | {' | '.join(tables.OPERATORS)} |",
+        "|" + "---|" * (3 + len(tables.OPERATORS)),
+    ]
+    for architecture, (name, names) in tables.ARCHITECTURES.items():
+        taken = [tables.short(tables.table_of(operator, architecture)[1]) for operator in tables.OPERATORS]
+        own = ", ".join(gpu for gpu in measured if gpu in names) or "never"
+        cells = ["any GPU's" if table == "any" else f"the {table}'s" for table in taken]
+        lines.append(f"| {architecture}, {name} | {', '.join(names)} | {own} | {' | '.join(cells)} |")
+    return [*lines, "", "`python -m benchmarks.tune` makes a table for a GPU of your own (CONTRIBUTING.md).", ""]
 
 
 def page(folder=harness.RESULTS):
     """The page's text, of the records in a folder."""
-    return HEAD + "\n" + "\n".join(line for operator in OPERATORS for line in section(operator, records(operator, folder)))
+    found = {operator: records(operator, folder) for operator in OPERATORS}
+    gpus = sorted({gpu for halves in found.values() for gpu in halves})
+    lines = [line for operator in OPERATORS for line in section(operator, found[operator])]
+    return HEAD + "\n" + "\n".join(lines + elsewhere(gpus))
 
 
 def main():
