@@ -135,9 +135,9 @@ def _answer(child, answers):
     return [], f"no answer in {CASE_S} s"
 
 
-def copy_rate():
+def copy_rate(elements=2**30):
     """Device-to-device copy in TB/s, bytes read plus bytes written: the ceiling of a kernel that only moves data."""
-    source = torch.empty(2**30, dtype=torch.float32, device=runtime.device).normal_()
+    source = torch.empty(elements, dtype=torch.float32, device=runtime.device).normal_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) / 1e9
 

@@ -296,7 +296,7 @@ def elsewhere(gpus):
         "## GPUs that nobody has measured",
         "",
         f"Every number above is of the {' or the '.join(measured)}; how fast {', '.join(unknown)} is, nobody knows.",
-        "The warp-specialised ones are Hopper's; elsewhere those for any GPU run. Their tiles are of the table that it takes:",
+        "Warp-specialised kernels are Hopper's; elsewhere those for any GPU run. Their tiles are of the table that it takes:",
         "",
         f"| architecture | such as | measured | {' | '.join(tables.OPERATORS)} |",
         "|" + "---|" * (3 + len(tables.OPERATORS)),
