@@ -62,9 +62,9 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         "forward": {"G": 2, "ROWS": 1, "RUN": 4}, "step": {},
     }[kernel]  # fmt: skip
 
-    def says(room, asking, name, device):
+    def says(operator, asking, name, device):
         if asking != kernel:
-            return configs.table_says(room, asking, name, device)
+            return configs.table_says(operator, asking, name, device)
         asked.append((kernel, name))
         return dict(options)
 

@@ -55,9 +55,9 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         pytest.skip("Gluon's im2col copies need Triton 3.8")
     asked = []
 
-    def record(room, name, key, device):
+    def record(operator, name, key, device):
         asked.append((name, key))
-        return configs.table_says(room, name, key, device)
+        return configs.table_says(operator, name, key, device)
 
     cases.planned_for(monkeypatch, record)
     shape, options = (1, 32) if kernel == "hopper" else (2, 4), options_of(kernel)

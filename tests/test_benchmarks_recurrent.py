@@ -248,9 +248,9 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
     asked, launched = [], []
 
-    def table_says(room, name, key, device):
+    def table_says(operator, name, key, device):
         asked.append((name, key))
-        return committed(room, name, key, device)
+        return committed(operator, name, key, device)
 
     committed = configs.table_says
 

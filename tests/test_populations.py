@@ -405,3 +405,29 @@ def test_drawn_layers_of_the_others_are_measured_and_equal_the_reference(operato
         for row in bench.measure((few, half, models), MACHINE, 1):
             assert row["relative_error"] is None or row["relative_error"] < 8e-3
             assert bench.line(row).startswith("drawn") and report.layer_of(row)
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+def test_drawn_layers_go_through_the_measuring_program_to_the_page(tmp_path, monkeypatch):
+    machine = MACHINE | {"gpu": "NVIDIA H100 80GB HBM3", "torch": "2", "triton": "3", "commit": "c", "date": "1"}
+    cases = [(reduced(VARIANTS[name]), "drawn", [name]) for name in ("spans", "one query")]
+
+    def measure_all(benchmark, selected, machine, rounds):
+        for case in selected:
+            yield case, importlib.import_module(benchmark).measure(case, machine, rounds), None
+
+    monkeypatch.setattr(FLEX, "cases", lambda half: cases)
+    monkeypatch.setattr(measure.harness, "machine", lambda: machine)
+    monkeypatch.setattr(measure.harness, "measure_all", measure_all)
+    monkeypatch.setattr(measure.ahead, "compile_ahead", lambda module, jobs: None)
+    measure.run("flex_attention", "drawn", tmp_path, 60)
+    record = json.loads((tmp_path / "population_flex_attention_drawn_h100.json").read_text())
+    assert [row["pass"] for row in record["rows"]] == ["forward", "backward", "forward"] and record["left_out"] == 0
+    assert record["operator"] == "flex_attention" and record["population"]["made_by"].startswith("by hand")
+    assert report.records("flex_attention", tmp_path)[machine["gpu"]].keys() == {"drawn"}
+
+    newer = machine | {"commit": "new"}
+    measure.harness.write("later", record | {"machine": newer, "rows": record["rows"][:1]}, tmp_path)
+    measure.renew("flex_attention", "drawn", "later", tmp_path, folder=tmp_path)
+    record = json.loads((tmp_path / "population_flex_attention_drawn_h100.json").read_text())
+    assert [row.get("renewed", {}).get("commit") for row in record["rows"]] == ["new", None, None]

@@ -64,11 +64,11 @@ def run(operator, half, out, limit_s, only="", rows=None, times=3, name=None):
     return record
 
 
-def renew(operator, half, newer, out, name=None):
-    """Put the rows of the record ``newer`` in ``out`` in place of those of its GPU's committed record."""
+def renew(operator, half, newer, out, name=None, folder=harness.RESULTS):
+    """Put the rows of the record ``newer`` in ``out`` in place of those of its GPU's record in ``folder``."""
     newer = harness.read(newer, out)
     name = name or name_of(operator, half, newer["machine"])
-    harness.write(name, population.renewed(harness.read(name), newer))
+    harness.write(name, population.renewed(harness.read(name, folder), newer), folder)
 
 
 def main():
