@@ -135,7 +135,7 @@ def _answer(child, answers):
     return [], f"no answer in {CASE_S} s"
 
 
-def copy_rate(elements=2**30):
+def copy_rate(elements):
     """Device-to-device copy in TB/s, bytes read plus bytes written: the ceiling of a kernel that only moves data."""
     source = torch.empty(elements, dtype=torch.float32, device=runtime.device).normal_()
     target = torch.empty_like(source)
@@ -154,8 +154,8 @@ def relative_error(ours, reference):
     return ((ours - reference).norm() / reference.norm()).item()
 
 
-def machine():
-    """Where and with what the numbers were taken, and the two ceilings measured in this run."""
+def about():
+    """Where and with what numbers are taken."""
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         capture_output=True,
@@ -170,9 +170,17 @@ def machine():
         "triton": triton.__version__,
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
-        "copy_tb_per_s": round(copy_rate(), 3),
-        "matmul_tflop_per_s": round(matmul_rate(), 1),
     }
+
+
+def rates(elements=2**30):
+    """The two ceilings of this machine, measured now."""
+    return {"copy_tb_per_s": round(copy_rate(elements), 3), "matmul_tflop_per_s": round(matmul_rate(), 1)}
+
+
+def machine():
+    """Where and with what the numbers were taken, and the two ceilings measured in this run."""
+    return about() | rates()
 
 
 def commit():

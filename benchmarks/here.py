@@ -106,14 +106,8 @@ def launches(case):
 def gpu_here():
     """This GPU and how fast it copies and multiplies."""
     major, minor = torch.cuda.get_device_capability()
-    rates = {"copy_tb_per_s": harness.copy_rate(ELEMENTS), "matmul_tflop_per_s": harness.matmul_rate()}
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "architecture": f"sm_{major}{minor}",
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        **{name: round(rate, 3) for name, rate in rates.items()},
-    }
+    architecture = {"gpu": torch.cuda.get_device_name(), "architecture": f"sm_{major}{minor}"}
+    return architecture | {"torch": torch.__version__, "triton": triton.__version__} | harness.rates(ELEMENTS)
 
 
 def recorded(record, gpu):
@@ -211,7 +205,7 @@ def main():
     record = harness.read(NAME, given.out)
     print(*report(machine, rows, record), *failed, sep="\n")
     if given.record and not failed:
-        print(harness.write(NAME, extended(record, harness.machine() | machine, rows), given.out))
+        print(harness.write(NAME, extended(record, harness.about() | machine, rows), given.out))
     if failed:
         raise SystemExit(1)
 

@@ -85,11 +85,8 @@ def measure(case, machine, rounds):
         calls["cuDNN nhwc"] = bench.by_torch(x, dy, g, torch.channels_last)
     with torch.no_grad():
         errors = bench.errors_of(x, dy, g, {name: call() for name, call in calls.items()})
-        if runtime.interpreted:
-            ms, how = dict.fromkeys(calls, 1.0), dict.fromkeys(calls, "interpreted")
-        else:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                ms, how = population.timed(calls, 10 * rounds)
+        with population.stream():
+            ms, how = population.timed(calls, 10 * rounds)
     version = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
     peers = [
         population.peer(name, version, ms[name], how[name], population.short(errors[name]))

@@ -292,8 +292,7 @@ def measure(case, machine, rounds):
     """The rows of one case, forward and, where it is trained, backward."""
     layer, half, models = case
     torch.manual_seed(0)
-    stream = torch.cuda.Stream() if not runtime.interpreted else None
-    with torch.cuda.stream(stream):  # graphs are captured on the stream whose autograd nodes they replay
+    with population.stream():
         q, k, v = tensors_of(layer)
         do = torch.randn((*q.shape[:3], v.shape[-1]), dtype=q.dtype, device=q.device)
         want = exact(layer, q, k, v, do)
@@ -323,11 +322,8 @@ def measure(case, machine, rounds):
             FAILURES.ran.add(asked)
             calls[name], back[name] = call, backward
         passes = {"forward": calls, "backward": back} if trained(layer) else {"forward": calls}
-        if runtime.interpreted:
-            times = {name: (dict.fromkeys(calls, 1.0), dict.fromkeys(calls, "interpreted")) for name in passes}
-        else:
-            few = max(3, min(10 * rounds, int(30e-3 * rounds / (flops(layer) / TFLOP_S))))
-            times = {name: population.timed(functions, few) for name, functions in passes.items()}
+        few = max(3, min(10 * rounds, int(30e-3 * rounds / (flops(layer) / TFLOP_S))))
+        times = {name: population.timed(functions, few) for name, functions in passes.items()}
     rows = []
     for name, (ms, how) in times.items():
         work = flops(layer) * (1 if name == "forward" else 2.5)

@@ -8,7 +8,6 @@ from benchmarks import flash_linear_attention as fla
 from benchmarks import harness
 from benchmarks import recurrent_attention as bench
 from benchmarks.populations import population
-from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention
 
 OPERATOR = "recurrent_attention"
@@ -56,7 +55,7 @@ def measure(case, machine, rounds):
     """The rows of one case, forward and backward."""
     layer, half, models = case
     torch.manual_seed(0)
-    with torch.cuda.stream(torch.cuda.Stream() if not runtime.interpreted else None):
+    with population.stream():
         given, calls = problem(layer)
         leaves = tuple(bench.leaves_of(given).values())
         outputs = {name: call() for name, call in calls.items()}
@@ -68,10 +67,7 @@ def measure(case, machine, rounds):
         errors = errors_of(given, do, outputs, gradients)
         del gradients
         passes = {"forward": calls, "backward": back}
-        if runtime.interpreted:
-            times = {name: (dict.fromkeys(calls, 1.0), dict.fromkeys(calls, "interpreted")) for name in passes}
-        else:
-            times = {name: population.timed(functions, 10 * rounds) for name, functions in passes.items()}
+        times = {name: population.timed(functions, 10 * rounds) for name, functions in passes.items()}
     rows = []
     for i, (name, (ms, how)) in enumerate(times.items()):
         moved, flops = bench.cost("chunk", layer["gate"], *sizes_of(layer))[name]

@@ -188,11 +188,8 @@ def measure(case, machine, rounds):
                 calls[i] = call
             except Exception as error:  # it does not fit this GPU; the record says so
                 reasons[i] = f"{type(error).__name__}: {str(error)[:120]}"
-        if runtime.interpreted:
-            ms, how = dict.fromkeys(calls, 1.0), dict.fromkeys(calls, "interpreted")
-        else:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                ms, how = population.timed(calls, 5 * rounds)
+        with population.stream():
+            ms, how = population.timed(calls, 5 * rounds)
     return [
         {
             "kernel": OPERATOR,
