@@ -15,7 +15,7 @@ from benchmarks import ahead, harness, tables
 from benchmarks.populations import population
 
 ABOUT = ("made_by", "date", "versions", "rule")
-OPERATORS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad", "tune_flex_attention")
+OPERATORS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad")
 
 
 def select(operator, half, only, rows):
