@@ -128,3 +128,46 @@ def test_what_is_committed_is_of_calls_that_there_are():
     calls = {(call.operator, call.what) for call in here.CALLS}
     assert {here.which(one)[:2] for one in record["rows"]} <= calls
     assert {one["gpu"] for one in record["rows"]} == {machine["gpu"] for machine in record["machines"]}
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, capsys):
+    """``run(ms, *arguments, error=None)``: what the program prints where each pass takes ``ms``, of four small calls."""
+    calls = [call._replace(sizes=sizes) for call, sizes in zip(here.CALLS, SMALL, strict=True)]
+    monkeypatch.setattr(here, "CALLS", [calls[i] for i in (0, 5, 8, 9)])
+    monkeypatch.setattr(here, "gpu_here", lambda: H200)
+    monkeypatch.setattr(here.ahead, "compile_ahead", lambda module, jobs: [here.launches(*job) for job, *_ in jobs])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(harness, "require_gpu", lambda: None)
+    monkeypatch.setattr(harness, "about", lambda: {"gpu": "NVIDIA H200", "commit": "c", "date": "1"})
+
+    def run(ms, *arguments, error=None):
+        def measure_all(benchmark, cases, machine, rounds):
+            assert benchmark == "benchmarks.here"
+            for case in cases:
+                yield case, here.measure(case, machine, rounds), error if case == 1 else None
+
+        monkeypatch.setattr(harness, "measure_all", measure_all)
+        monkeypatch.setattr(harness, "timed", lambda passes, rounds: (dict.fromkeys(passes, ms), "graph"))
+        monkeypatch.setattr(sys, "argv", ["here", *arguments, "--out", str(tmp_path)])
+        here.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+def test_the_program_records_and_then_stands_beside_what_it_recorded(program, tmp_path):
+    assert "Nothing is recorded yet" in program(1.0, "--record")
+    (machine,) = harness.read("here", tmp_path)["machines"]
+    assert machine == H200 | {"commit": "c", "date": "1"}
+    said = program(1.25)
+    assert said.count("SLOWER") == 5 and "0 of 5 passes" in said and said.count(" 0.80  ") == 5
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+def test_a_call_that_fails_is_said_and_nothing_is_recorded(program, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        program(1.0, "--record", error="OutOfMemoryError: no more")
+    assert "FAILED recurrent_attention, a step of decoding: OutOfMemoryError: no more" in capsys.readouterr().out
+    assert harness.read("here", tmp_path) is None
