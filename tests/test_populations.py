@@ -207,6 +207,18 @@ def test_two_cards_stand_side_by_side_and_what_did_not_run_is_said(tmp_path):
     assert len(report.plot("flex_attention", found).axes[0].collections) == 2
 
 
+def test_records_of_other_days_each_say_what_they_were_measured_on():
+    machine = MACHINE | {"torch": "2", "triton": "3", "commit": "old", "date": "1"}
+    record = {"machine": machine, "rows": [row_of(1.0, 2.0)], "failed": [], "of": "held_out"}
+    drawn = record | {"machine": machine | {"commit": "new", "copy_tb_per_s": 4.5}, "of": "drawn", "left_out": 3}
+    first, copy, _, second, other, left_out, _ = report.measured_on("conv_wgrad", {"held_out": record, "drawn": drawn})
+    assert first.startswith("Held-out half: one NVIDIA H200, ") and "commit old" in first and "4.0 TB/s" in copy
+    assert second.startswith("Drawn set: one NVIDIA H200, ") and "commit new" in second and "4.5 TB/s" in other
+    assert left_out == "Layers not measured: 3 of the drawn set."
+    (alone, *_) = report.measured_on("conv_wgrad", {"held_out": record})
+    assert alone.startswith("One NVIDIA H200, ")
+
+
 def test_the_page_says_which_table_a_gpu_takes_that_nobody_has_measured():
     text = "\n".join(report.elsewhere(["NVIDIA H200"]))
     said = ("sm_80", "never", "any GPU's"), ("sm_90", "H200", "the H200's"), ("sm_100", "never", "any GPU's")

@@ -231,24 +231,32 @@ def _of_the_peak(machine):
 
 
 def measured_on(operator, halves):
-    """What a card's numbers were taken on, and what is missing."""
-    machine = next(iter(halves.values()))["machine"]
-    peer = PEER.get(operator)
-    ran = {one["name"] for record in halves.values() for row in record["rows"] for one in row["peers"] if "ms" in one}
-    lines = [
-        f"One {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
-        f"{machine['date']}.{later(halves)}",
-        f"Copy rate {machine['copy_tb_per_s']} TB/s; a large matrix product, timed in the same run: "
-        f"{machine['matmul_tflop_per_s']} TFLOP/s{_of_the_peak(machine)}."
-        + (f" {peer} did not run there." if peer and peer not in ran else ""),
-    ]
-    for half, left_out in {record["of"]: record.get("left_out") for record in halves.values()}.items():
-        if left_out:
-            lines.append(f"Layers not measured: {left_out} of {'both halves' if half == 'both' else f'the {part(half)}'}.")
+    """What a card's numbers were taken on, and what is missing; records of other days each say it."""
+    days = {}
     for half, record in halves.items():
-        for failed in record["failed"]:
-            lines += ["", f"Failed of the {part(half)}: {failed['case']}: {failed['error']}"]
-    return [*lines, ""]
+        days.setdefault(str(record["machine"]), {})[half] = record
+    lines = []
+    for those in days.values():
+        machine = next(iter(those.values()))["machine"]
+        whose = f"{', '.join(map(part, those)).capitalize()}: one" if len(days) > 1 else "One"
+        peer = PEER.get(operator)
+        ran = {one["name"] for record in those.values() for row in record["rows"] for one in row["peers"] if "ms" in one}
+        lines += [
+            f"{whose} {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
+            f"{machine['date']}.{later(those)}",
+            f"Copy rate {machine['copy_tb_per_s']} TB/s; a large matrix product, timed in the same run: "
+            f"{machine['matmul_tflop_per_s']} TFLOP/s{_of_the_peak(machine)}."
+            + (f" {peer} did not run there." if peer and peer not in ran else ""),
+        ]
+        for half, left_out in {record["of"]: record.get("left_out") for record in those.values()}.items():
+            if left_out:
+                of = "both halves" if half == "both" else f"the {part(half)}"
+                lines.append(f"Layers not measured: {left_out} of {of}.")
+        for half, record in those.items():
+            for failed in record["failed"]:
+                lines += ["", f"Failed of the {part(half)}: {failed['case']}: {failed['error']}"]
+        lines.append("")
+    return lines
 
 
 def comparison(found):
