@@ -25,12 +25,13 @@ RATES = {"copy": "copy_tb_per_s", "product": "matmul_tflop_per_s"}
 
 
 class Call(NamedTuple):
-    """A typical call: which rate of the machine bounds it, and a function of its sizes that gives its passes."""
+    """A typical call: which rate of the machine bounds it, and a function of its sizes that gives ``({pass: function of
+    nothing}, {pass: (bytes, flops)})``."""
 
     operator: str
     what: str
     bound: str
-    passes: Callable
+    made: Callable
     sizes: tuple
 
 
@@ -45,24 +46,29 @@ def with_backward(forward, leaves):
 
 def short_convolution(*sizes):
     x, weight, options = dynamic_conv.arguments(*sizes)
-    return with_backward(lambda: convolve(x, weight, **options), (x, weight))
+    work = {name: (moved, 0) for name, moved in dynamic_conv.least_bytes(*sizes).items()}
+    return with_backward(lambda: convolve(x, weight, **options), (x, weight)), work
 
 
 def recurrence(mode, gate, *shape):
     given, calls = recurrent_attention.problem(mode, gate, shape, peers=False)
-    return with_backward(calls["ours"], tuple(recurrent_attention.leaves_of(given).values()))
+    leaves = tuple(recurrent_attention.leaves_of(given).values())
+    return with_backward(calls["ours"], leaves), recurrent_attention.cost(mode, gate, *shape)
 
 
 def attend(layer):
     q, k, v = attention.tensors_of(layer)
-    return with_backward(attention.ours(layer, q, k, v), (q, k, v) if attention.trained(layer) else ())
+    moved, flops = 2 * q.nbytes + k.nbytes + v.nbytes, attention.flops(layer)
+    work = {"forward": (moved, flops), "backward": (2 * moved, 2.5 * flops)}
+    return with_backward(attention.ours(layer, q, k, v), (q, k, v) if attention.trained(layer) else ()), work
 
 
 def weight_gradient(N, Ci, Co, H, R, groups):
     sides = {"stride": [1, 1], "padding": [R // 2, R // 2], "dilation": [1, 1]}
     layer = {"Ci": Ci, "Co": Co, "H": H, "W": H, "R": R, "S": R, "groups": groups} | sides
     x, dy, g = convolutions.problem(layer, N)
-    return {"weight gradient": lambda: conv2d_wgrad(x, dy, *convolutions.arguments_of(g))}
+    call = {"weight gradient": lambda: conv2d_wgrad(x, dy, *convolutions.arguments_of(g))}
+    return call, {"weight gradient": (convolutions.bytes_of(g), g.flops)}
 
 
 def heads(variant, B, H, Hkv, M, N, D, **more):
@@ -91,15 +97,21 @@ def measure(case, machine, rounds):
     call = CALLS[case]
     torch.manual_seed(0)
     with torch.cuda.stream(torch.cuda.Stream()):  # graphs are captured on the stream whose autograd nodes they replay
-        ms, how = harness.timed(call.passes(*call.sizes), rounds)
-    which = {"gpu": machine["gpu"], "operator": call.operator, "call": call.what}
-    return [which | {"pass": name, "bound": call.bound, "timed": how, "ms": round(time, 5)} for name, time in ms.items()]
+        passes, work = call.made(*call.sizes)
+        ms, how = harness.timed(passes, rounds)
+    rows = []
+    for name, time in ms.items():
+        share = harness.fraction(work[name][call.bound == "product"], time, machine[RATES[call.bound]])
+        which = {"gpu": machine["gpu"], "operator": call.operator, "call": call.what, "pass": name}
+        rows.append(which | {"bound": call.bound, "timed": how, "ms": round(time, 5), "share": share})
+    return rows
 
 
 def launches(case):
     """Everything that ``measure`` launches, once: what ``compile_ahead`` compiles."""
     call = CALLS[case]
-    for run in call.passes(*call.sizes).values():
+    passes, _ = call.made(*call.sizes)
+    for run in passes.values():
         run()
 
 
@@ -111,10 +123,10 @@ def gpu_here():
 
 
 def recorded(record, gpu):
-    """``(machine, {(operator, call, pass): ms})`` of a GPU's record; ``(None, {})`` if there is none."""
+    """``(machine, {(operator, call, pass): row})`` of a GPU's record; ``(None, {})`` if there is none."""
     record = record or {"machines": [], "rows": []}
     machine = next((one for one in record["machines"] if one["gpu"] == gpu), None)
-    return machine, {which(row): row["ms"] for row in record["rows"] if row["gpu"] == gpu}
+    return machine, {which(row): row for row in record["rows"] if row["gpu"] == gpu}
 
 
 def which(row):
@@ -158,8 +170,8 @@ def about_tables(machine):
 
 def report(machine, rows, record):
     """The lines that are printed of a run, beside the record."""
-    then, ms = recorded(record, machine["gpu"])
     known = [one["gpu"] for one in (record or {"machines": []})["machines"]]
+    then, before = recorded(record, machine["gpu"])
     lines = [f"{machine['gpu']} ({machine['architecture']}), {versions(machine)}"]
     if then and versions(then) != versions(machine):
         lines[0] += f"; recorded with {versions(then)}"
@@ -168,19 +180,22 @@ def report(machine, rows, record):
         lines.append(f"  {name:8}{machine[rate]:9.2f} {unit}" + (f", recorded {then[rate]:.2f}" if then else ""))
     lines += about_tables(machine)
     if not known:
-        lines.append("Nothing is recorded yet (--record does it), so the times stand beside nothing.")
+        lines.append("Nothing is recorded yet; --record does it.")
     elif not then:
-        lines.append(f"No {machine['gpu']} has been measured: the times stand beside nothing. Recorded: {', '.join(known)}.")
-    else:
-        lines.append("Of each pass its time, and the recorded time over it:")
+        lines.append(f"No {machine['gpu']} has been measured, so its times stand beside none. Recorded: {', '.join(known)}.")
+    beside = "the recorded time over it" if then else "the recorded shares" if known else "nothing beside it"
+    lines.append(f"Of each pass its time, its share of a copy's or a product's rate, and {beside}:")
     said = []
     for row in rows:
-        beside = ""
-        if which(row) in ms:
-            ratio, words = verdict(row, machine, then, ms[which(row)])
-            beside = f" {ratio:5.2f}  {words}"
+        beside = f"{row['share']:5.0%} of a {row['bound']}"
+        if which(row) in before:
+            ratio, words = verdict(row, machine, then, before[which(row)]["ms"])
+            beside = f"{beside:18} {ratio:5.2f}  {words}"
             said.append(words)
-        lines.append(f"  {row['operator']:20}{row['call']:38}{row['pass']:16}{row['ms']:9.4f} ms{beside}")
+        elif not then:
+            shares = {gpu: recorded(record, gpu)[1].get(which(row)) for gpu in known}
+            beside += "".join(f", {tables.short(gpu)} {one['share']:.0%}" for gpu, one in shares.items() if one)
+        lines.append(f"  {row['operator']:20}{row['call']:38}{row['pass']:16}{row['ms']:9.4f} ms {beside}")
     if said:
         fast = sum(not words.startswith("SLOWER") for words in said)
         lines.append(f"{fast} of {len(said)} passes are as fast as recorded, or as fast as the machine allows.")

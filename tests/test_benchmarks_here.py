@@ -31,7 +31,7 @@ A100 = H200 | {"gpu": "NVIDIA A100-SXM4-80GB", "architecture": "sm_80"}
 
 
 def row(ms, gpu="NVIDIA H200", bound="product", call="causal 4k, d 128"):
-    return {"gpu": gpu, "operator": "flex_attention", "call": call, "pass": "forward", "bound": bound, "ms": ms}
+    return {"gpu": gpu, "operator": "flex_attention", "call": call, "pass": "forward", "bound": bound, "ms": ms, "share": 0.5}
 
 
 def test_there_are_twelve_calls_three_an_operator_with_names_of_their_own():
@@ -47,7 +47,7 @@ def test_each_call_is_timed_in_every_pass_that_it_has(case, monkeypatch):
 
     def timed(passes, rounds):
         ran.update({name: one() for name, one in passes.items()})
-        return dict.fromkeys(passes, 1.5), "graph"
+        return dict.fromkeys(passes, 1.5e-9), "graph"
 
     monkeypatch.setattr(here, "CALLS", [*here.CALLS[:case], call])
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
@@ -55,7 +55,12 @@ def test_each_call_is_timed_in_every_pass_that_it_has(case, monkeypatch):
     rows = here.measure(case, H200, 1)
     assert [one["pass"] for one in rows] == list(ran) and json.dumps(rows)
     assert len(rows) == 1 if "decoding" in call.what or "behind" in call.what else len(rows) == PASSES[call.operator]
-    assert all(one["ms"] == 1.5 and one["gpu"] == "NVIDIA H200" and one["bound"] == call.bound for one in rows)
+    assert all(one["gpu"] == "NVIDIA H200" and one["bound"] == call.bound for one in rows)
+    _, work = call.made(*call.sizes)
+    for one in rows:  # in 1.5e-12 s this machine copies 6 bytes, or does 1050 operations
+        moved, flops = work[one["pass"]]
+        wanted = moved / 6 if call.bound == "copy" else flops / 1050
+        assert one["share"] == pytest.approx(wanted, rel=1e-3) and wanted > 0
     for out in ran.values():
         for tensor in out if isinstance(out, tuple) else [out]:
             assert tensor.isfinite().all() and tensor.abs().max() > 0
@@ -81,14 +86,24 @@ def test_a_slower_machine_is_told_from_a_slower_kernel(ms, copy, product, bound,
     assert here.verdict(row(ms, bound=bound), machine, H200, 1.0) == (1.0 / ms, words)
 
 
+def test_the_bytes_of_attention_are_those_of_its_tensors():
+    (layer,) = SMALL[6]
+    passes, work = here.attend(layer)
+    q, k, v = here.attention.tensors_of(layer)
+    moved = sum(x.nbytes for x in (q, k, v, passes["forward"]()))
+    assert work["forward"][0] == moved and work["backward"][0] == 2 * moved  # the same once more, as gradients
+    pairs = 64 * 64 // 2
+    assert work["forward"][1] == 4 * 2 * 16 * pairs and work["backward"][1] == 10 * 2 * 16 * pairs
+
+
 def test_a_record_keeps_other_gpus_and_replaces_its_own(tmp_path):
     record = here.extended(None, H200, [row(1.0), row(2.0, call="gone")])
     record = here.extended(record, A100, [row(3.0, A100["gpu"])])
     record = here.extended(record, H200 | {"date": "later"}, [row(1.5)])
     harness.write("here", record, tmp_path)
     record = harness.read("here", tmp_path)
-    assert here.recorded(record, "NVIDIA H200") == (H200 | {"date": "later"}, {here.which(row(0)): 1.5})
-    assert here.recorded(record, A100["gpu"]) == (A100, {here.which(row(0)): 3.0})
+    assert here.recorded(record, "NVIDIA H200") == (H200 | {"date": "later"}, {here.which(row(0)): row(1.5)})
+    assert here.recorded(record, A100["gpu"]) == (A100, {here.which(row(0)): row(3.0, A100["gpu"])})
     assert here.recorded(record, "NVIDIA B200") == here.recorded(None, "NVIDIA H200") == (None, {})
 
 
@@ -98,16 +113,17 @@ def test_the_report_stands_beside_the_record_of_the_same_gpu():
     assert text[0] == "NVIDIA H200 (sm_90), torch 2, Triton 3; recorded with torch 1, Triton 3"
     assert "copy         4.00 TB/s, recorded 4.00" in text[1] and "product    700.00 TFLOP/s" in text[2]
     assert all(line.endswith("tiles of NVIDIA H200: by its name") for line in text[3:7])
-    assert text[7] == "Of each pass its time, and the recorded time over it:"
-    assert text[8].endswith("1.0000 ms  1.00  as fast as recorded")
-    assert "2.0000 ms  0.50  SLOWER" in text[9] and text[10].endswith("1.0000 ms")
+    assert text[7] == "Of each pass its time, its share of a copy's or a product's rate, and the recorded time over it:"
+    assert text[8].endswith("1.0000 ms   50% of a product  1.00  as fast as recorded")
+    assert "2.0000 ms   50% of a product  0.50  SLOWER" in text[9] and text[10].endswith("1.0000 ms   50% of a product")
     assert text[11] == "1 of 2 passes are as fast as recorded, or as fast as the machine allows."
 
 
 def test_a_gpu_that_nobody_has_measured_is_told_so_and_which_table_it_takes():
     record = here.extended(None, H200, [row(1.0)])
-    text = "\n".join(here.report(A100, [row(1.0, A100["gpu"])], record))
-    assert "No NVIDIA A100-SXM4-80GB has been measured: the times stand beside nothing. Recorded: NVIDIA H200." in text
+    text = "\n".join(here.report(A100, [row(1.0, A100["gpu"]) | {"share": 0.25}], record))
+    assert "and the recorded shares:" in text and "1.0000 ms   25% of a product, H200 50%" in text
+    assert "No NVIDIA A100-SXM4-80GB has been measured, so its times stand beside none. Recorded: NVIDIA H200." in text
     assert text.count("tiles of any GPU: there is none for this GPU, nor for sm_80") == len(tables.OPERATORS)
     assert "as fast" not in text and "recorded 4" not in text
     h100 = "\n".join(here.about_tables(H200 | {"gpu": "NVIDIA H100 80GB HBM3"}))
