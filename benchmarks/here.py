@@ -102,8 +102,8 @@ def measure(case, machine, rounds):
     rows = []
     for name, time in ms.items():
         share = harness.fraction(work[name][call.bound == "product"], time, machine[RATES[call.bound]])
-        which = {"gpu": machine["gpu"], "operator": call.operator, "call": call.what, "pass": name}
-        rows.append(which | {"bound": call.bound, "timed": how, "ms": round(time, 5), "share": share})
+        row = {"gpu": machine["gpu"], "operator": call.operator, "call": call.what, "pass": name}
+        rows.append(row | {"bound": call.bound, "timed": how, "ms": round(time, 5), "share": share})
     return rows
 
 
