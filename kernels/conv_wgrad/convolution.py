@@ -190,10 +190,9 @@ def convolution_backward(dy, input, weight, stride, padding, dilation, groups, n
     dx = _input_grad(dy, input, weight, choice.equivalent.g) if needs[0] else None
     dw = torch.empty_like(weight) if needs[1] else None
     db = dy.new_empty(dy.shape[1]) if needs[2] else None
-    beside = db if needs[1] and plan.bias_grid else None
     if needs[1]:
-        run(plan, x, rows, dw.permute(0, 2, 3, 1), False, beside, choice.equivalent)
-    if db is not None and beside is None:
+        run(plan, x, rows, dw.permute(0, 2, 3, 1), equivalent=choice.equivalent)
+    if needs[2]:
         bias_grad_into(db, rows, False)
     return dx, dw, db
 

@@ -6,25 +6,21 @@ hold there: TMA itself walks along the output pixels, shifted by the tap, with z
 are numbered with taps fastest, so that those of a tile are mostly the same pixels, a step apart.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import triton
 
 from kernels.common.configs import configuration
-from kernels.common.gluon import fits_tma, gluon, has_clusters, reason_not, shared_layout
+from kernels.common.gluon import fits_tma, gluon, reason_not, shared_layout
 from kernels.common.gpu import multiprocessors
+from kernels.common.math import cdiv
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
-from kernels.conv_wgrad.cost import equal_splits
 from kernels.conv_wgrad.plain import is_rows, rows_of
-from kernels.conv_wgrad.portable import compiled_for
+from kernels.conv_wgrad.portable import compiled_for, cut_as_text
 from kernels.conv_wgrad.problem import Plan, read_through
 
-PAIR = ((0, 1),), ((0, 0),)  # of two multiprocessors, the second has the other half of dy's channels, and the same x
-SURE = 1.05  # times faster than by single multiprocessors a pair has to be predicted: the model is no surer of them
 MOST_PIXELS = 1024  # of a block: a kernel counts to the end of the last one
-LEAST = 8  # blocks of a share, where no model of cost says how many
 UNALIGNED = "not adjacent channels and pixels a multiple of 16 bytes apart"
 
 if gluon is not None:
@@ -32,12 +28,10 @@ if gluon is not None:
 
 
 class Schedule(NamedTuple):
-    """A ``Work`` as the kernels read it; whole: shares before those that may meet several tiles; tiles_m: tiles along output
-    channels."""
+    """A ``Cut`` as the kernels read it: programs take its items in turn; tiles_m: tiles along output channels."""
 
     items: int
     programs: int
-    whole: int
     tiles: int
     tiles_m: int
     blocks: int
@@ -63,8 +57,9 @@ class Window(NamedTuple):
 
 class Tile(NamedTuple):
     """Compile-time numbers. POINTWISE: x is im2col already, [pixels, channels]. Input channels and columns are given in units
-    of UNIT, so that the compiler knows which sums it may store at once; ALIGNED: all channels are multiples of 8. SLICE: the
-    columns that Blackwell's storing warps have in registers at a time."""
+    of UNIT, so that the compiler knows which sums it may store at once; ALIGNED: all channels are multiples of 8. TURNED: x
+    and dy have each other's roles, and the sum of row o, column (t, c) is stored as that of row c, column (taps - 1 - t, o).
+    SLICE: the columns that Blackwell's storing warps have in registers at a time."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -74,6 +69,7 @@ class Tile(NamedTuple):
     POINTWISE: bool
     UNIT: int = 1
     ALIGNED: bool = False
+    TURNED: bool = False
     SLICE: int = 0
 
 
@@ -86,119 +82,49 @@ class Matrix(NamedTuple):
     columns: int
 
 
-@dataclass(frozen=True)
-class Work:
-    """``tiles`` sums over ``blocks`` blocks of pixels each, cut into shares of at most ``per`` blocks.
-
-    The first ``splits`` * ``per`` blocks of a tile are cut into ``splits``, each a share. What is left of the tile,
-    fewer than ``per`` blocks, is laid end to end with what is left of the others, and cut into shares of ``per`` blocks, too:
-    such a share may end one tile and begin the next. The first splits of all tiles come first, then the second ones: programs
-    that run at the same time read the same pixels.
-    """
-
-    tiles: int
-    blocks: int
-    splits: int
-    per: int
-
-    @property
-    def rest(self):
-        """Blocks of a tile behind its splits; 0 where the last split is the shorter one."""
-        return max(0, self.blocks - self.splits * self.per)
-
-    @property
-    def segments(self):
-        """Tiles that a share sums some blocks of, at most: rests are short where many lie end to end in a share."""
-        return min(self.tiles, 1 + -(-self.per // self.rest)) if self.rest else 1
-
-    @property
-    def slots(self):
-        """Partial sums of a tile, at most: a rest is no longer than a share, so it lies in one of them or in two."""
-        return self.splits + (0 if not self.rest else 1 if self.per % self.rest == 0 else 2)
-
-    @property
-    def whole(self):
-        """Shares that are splits, of all tiles together."""
-        return self.tiles * self.splits
-
-    @property
-    def items(self):
-        """Shares."""
-        return self.whole + -(-self.tiles * self.rest // self.per)
-
-    def schedule(self, tiles_m, processors):
-        """As the kernels read it, for so many programs at once."""
-        programs = min(self.items, processors)
-        return Schedule(self.items, programs, self.whole, self.tiles, tiles_m, self.blocks, self.per)
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The kernel's ``options``, how the ``work`` is shared out, and ``waste``: 1.0 where no tile is padded."""
-
-    options: dict
-    work: Work
-    waste: float
-
-    def __str__(self):
-        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
-        work, how = self.work, ", the rests end to end" * (self.work.rest > 0)
-        return f"{options}; {work.tiles} tiles, split-K {work.splits}{how}; tile waste {self.waste:.2f}"
-
-
 @planned
-def share(kernel, problem):
-    """The ``Shares`` for a problem: as the model of cost says where the table names one, else an equal share of the table's
-    tiles for each program."""
+def cut_of(kernel, problem):
+    """The ``Cut`` of a problem: as the model of cost says where the table names one, else of the table's tiles."""
     g, options = problem.g, configuration("conv_wgrad", kernel, "default", problem.device)
     if "COSTS" in options:
-        return model.cheapest(candidates(problem)).work
+        return model.cheapest(candidates(problem)).cut
     options["BLOCK_M"] = min(options["BLOCK_M"], max(64, triton.next_power_of_2(g.Co)))
     options["BLOCK_N"] = min(options["BLOCK_N"], max(16, triton.next_power_of_2(g.Ci)))
-    tiles, blocks, waste = tiled(g, options)
-    per = max(LEAST, -(-tiles * blocks // multiprocessors(problem.device)))
-    cut = (blocks // per, per) if problem.split_k is None else equal_splits(blocks, problem.split_k)
-    return Shares(options, Work(tiles, blocks, *cut), waste)
+    whole, held = cut_whole(g, options), multiprocessors(problem.device)
+    return whole.into(problem.split_k or model.choose_split(whole.tiles, whole.blocks, options["BLOCK_K"], held))
 
 
-def tiled(g, options):
-    """``(tiles, blocks of pixels, tile waste)`` of a geometry."""
-    BLOCK_M, BLOCK_N, BLOCK_K, GROUPS = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS"))
-    chunks = g.R * g.S * -(-g.Ci // BLOCK_N)
-    rows, columns, blocks = -(-g.Co // BLOCK_M), -(-chunks // GROUPS), -(-g.M // BLOCK_K)
-    padded = rows * BLOCK_M * columns * GROUPS * BLOCK_N * blocks * BLOCK_K
-    return rows * columns, blocks, padded / (g.Co * g.columns * g.M)
+def cut_whole(g, options):
+    """The ``Cut`` of a geometry's sums in one split."""
+    chunks = g.R * g.S * cdiv(g.Ci, options["BLOCK_N"])
+    tiles = cdiv(g.Co, options["BLOCK_M"]) * cdiv(chunks, options["GROUPS"])
+    return model.Cut(options, tiles, cdiv(g.M, options["BLOCK_K"]))
 
 
 @planned
 def candidates(problem):
-    """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
-    none."""
+    """A ``model.Candidate`` of every tile that the table names costs for, its sums cut as is cheapest for it; else none."""
     costs = model.costs_of(configuration("conv_wgrad", "hopper", "default", problem.device))
     tiles = costs["tiles"][tiles_for(problem.g)] if costs else []
-    found = [model.cheapest(shared) for shared in considered(problem, costs, tiles)]
-    alone = min((one.time for one in found if model.together(one.tile) == 1), default=float("inf"))
-    return [one for one in found if model.together(one.tile) == 1 or SURE * one.time < alone]
+    return [model.cheapest(cuts) for cuts in considered(problem, costs, tiles)]
 
 
 def considered(problem, costs, tiles):
-    """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
-    prediction. Where channels are no multiples of 8 that is two chunks a tile: sums are then stored one by one, or tiles'
-    places are rounded, which takes more registers than three groups have."""
-    g, split_k = problem.g, problem.split_k
-    tiles = [tile for tile in tiles if model.together(tile) == 1 or has_clusters()]
-    found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2 and model.together(tile) == 1]
-    allowed = tiles if is_aligned_to_tma(g) else [tile for tile in tiles if tile["GROUPS"] == 2]
-    for tile in model.fitting(allowed, g.Co, g.Ci) or two:
+    """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every cut that is worth a prediction.
+
+    Where channels are no multiples of 8 that is two chunks a tile: sums are then stored one by one, or tiles' places are
+    rounded, which takes more registers than three groups have; and where roles are turned, more than for wide chunks.
+    """
+    g, found = problem.g, []
+    two = [tile for tile in tiles if tile["GROUPS"] == 2]
+    if not is_aligned_to_tma(g):
+        tiles = two
+    elif problem.turned:
+        tiles = [tile for tile in tiles if tile in two or tile["BLOCK_N"] == 64]
+    for tile in model.fitting(tiles, g.Co, g.Ci) or two:
         options = model.options_of(tile)
-        (n, blocks, waste), programs = tiled(g, options), costs["multiprocessors"] // model.together(tile)
-        works = [Work(n, blocks, *cut) for cut in sorted(model.cuts(n, blocks, programs, split_k))]
-        if split_k is None:
-            per = -(-n * blocks // programs)
-            works.append(Work(n, blocks, blocks // per, per))
-        times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, problem.turned)) for work in works]
-        shares = [Shares(options, work, waste) for work in works]
-        found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
+        cuts = model.weighed(costs, "hopper", tile, cut_whole(g, options), load_of(g, options), problem.split_k)
+        found.append(cuts)
     return found
 
 
@@ -207,15 +133,12 @@ def tiles_for(g):
     return "hopper rows" if g.pointwise else "hopper im2col"
 
 
-def load_of(g, options, work, turned=False):
-    """What the launch of a ``Work`` asks of the GPU."""
-    copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
+def load_of(g, options):
+    """What a program of a ``Cut`` asks of the GPU."""
+    copied = sum(numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8)
     moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
-    rows, columns = options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]
-    how = {"slots": work.slots, "zeroed": int(work.slots == work.splits + 2)}
-    how |= {"apart": 2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), "copied": sum(copied)}
-    how |= {"astray": model.astray(g, rows, columns), "segments": work.segments, "turned": turned}
-    return model.Load(work.items, work.per, 1, numel=g.Co * g.columns, bytes=moved, **how)
+    astray = model.astray(g, options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"])
+    return model.Load(1, 1, 1, 1, g.Co * g.columns, moved, copied=copied, astray=astray)
 
 
 def unfit(g, dtype):
@@ -262,52 +185,49 @@ def aligned(x):
     return x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 8) * 8)[..., : x.shape[-1]].copy_(x)
 
 
-def plan_of(kernel, problem, shares, **known):
-    """The ``Plan`` of ``Shares`` for a kernel; known: what else its ``Tile`` and its launch are told."""
-    g, work, options = problem.g, shares.work, shares.options
+def plan_of(kernel, problem, cut, **known):
+    """The ``Plan`` of a ``Cut`` for a kernel; known: what else its ``Tile`` and its launch are told."""
+    g, options = problem.g, cut.options
     rows, copies = read_through(rows_of, problem.grad_output)
     copied = not reads(problem.input), copies or not reads(rows)
     pointwise = g.pointwise and (copied[0] or is_rows(g, problem.input.strides))
-    meta = compiled_for(Tile, options | {"POINTWISE": pointwise, "num_warps": 4} | known)
-
-    def arguments(x, dy, target, bias):
-        """Descriptors and the target."""
-        if work.slots == work.splits + 2:
-            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-        return *descriptors(x, dy, g, options), target
-
-    numbers = numbers_of(g, problem.device, shares, meta["T"].UNIT)
+    meta = compiled_for(Tile, options | {"POINTWISE": pointwise, "TURNED": problem.turned, "num_warps": 4} | known)
+    numbers = numbers_of(g, problem.device, cut, meta["T"].UNIT)
+    arguments = lambda x, dy, target: (*descriptors(x, dy, g, options), target)  # noqa: E731
     reasons = tuple(UNALIGNED * one for one in copied)
-    return Plan(str(shares), kernel, (numbers[0].programs,), numbers, meta, work.slots, arguments, reasons, aligned)
+    chunks = options["GROUPS"] * options["BLOCK_N"]
+    whole = cut.tiles * options["BLOCK_M"] * chunks * cut.blocks * options["BLOCK_K"]
+    text = cut_as_text(cut, whole / (g.Co * g.columns * g.M))
+    return Plan(text, kernel, (numbers[0].programs,), numbers, meta, cut.splits, arguments, reasons, aligned)
 
 
 def descriptors(x, dy, g, options):
     """``(of dy's tiles, of im2col's chunks)``; the latter are plain tiles where x is im2col already."""
-    split, shared = PAIR if model.together(options) == 2 else (None, None)
-    dy_desc = TensorDescriptor(*described(rows_of(dy), (options["BLOCK_K"], options["BLOCK_M"]), split))
+    dy_desc = TensorDescriptor(*described(rows_of(dy), (options["BLOCK_K"], options["BLOCK_M"])))
     tile = (options["BLOCK_K"], options["BLOCK_N"])
     if is_rows(g, x.stride()):
-        return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile, shared))
+        return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile))
     lower, upper = pixel_box(g)
     box = {"pixel_box_lower_corner": lower, "pixel_box_upper_corner": upper}
-    return dy_desc, TensorDescriptorIm2Col(*described(x, tile, shared), element_strides=[1, *g.stride, 1], **box)
+    return dy_desc, TensorDescriptorIm2Col(*described(x, tile), element_strides=[1, *g.stride, 1], **box)
 
 
 _layout = planned(shared_layout)  # a layout takes longer to make than a launch
 
 
-def described(x, tile, cga=None):
+def described(x, tile):
     """``(x, sizes, strides, tile, layout in shared memory)``; the stride of a single row or pixel may have been anything."""
     strides = [stride if stride > 0 and stride % 8 == 0 else 8 for stride in x.stride()]
-    return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype, cga)
+    return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype)
 
 
-def numbers_of(g, device, shares, unit=1):
-    """``(schedule, Window, Matrix)`` of ``Shares``, as the kernels read them; input channels in units of so many."""
-    options, taps = shares.options, g.R * g.S
-    schedule = shares.work.schedule(-(-g.Co // options["BLOCK_M"]), multiprocessors(device) // model.together(options))
+def numbers_of(g, device, cut, unit=1):
+    """``(schedule, Window, Matrix)`` of a ``Cut``, as the kernels read them; input channels in units of so many."""
+    options, taps = cut.options, g.R * g.S
+    programs = min(cut.items, multiprocessors(device))
+    schedule = Schedule(cut.items, programs, cut.tiles, cdiv(g.Co, options["BLOCK_M"]), cut.blocks, cut.per)
     # the channels that the last tiles begin at, by the rule of ``last_of``
-    last = [max(0, -(-(size - options[name]) // 8) * 8) for size, name in ((g.Co, "BLOCK_M"), (g.Ci, "BLOCK_N"))]
+    last = [max(0, cdiv(size - options[name], 8) * 8) for size, name in ((g.Co, "BLOCK_M"), (g.Ci, "BLOCK_N"))]
     window = Window(g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last)
     return schedule, window, Matrix(g.Co, g.Ci // unit, taps, g.columns // unit)
 
