@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.populations import conv_wgrad as rows
-from kernels.conv_wgrad import cost, depthwise, operator, portable, problem
-from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad import cost, depthwise, hopper, operator, portable, problem
 
 NAMED = 2.0  # how much more a row of the benchmark of named layers counts
 
@@ -56,7 +55,7 @@ def described(own, candidate):
     """``(kind, tile, Load)`` of a candidate that ran on a ``Problem``."""
     g, options, (tiles, _, splits, per) = own.g, dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        kind, load = tma.tiles_for(g), tma.load_of(g, options)
+        kind, load = hopper.tiles_for(g), hopper.load_of(g, options)
     else:
         options["held"] = options.pop("HELD") // 132
         kind, launched, volume = portable.tiles_for(g), options, 1.0

@@ -16,9 +16,7 @@ from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
 from benchmarks.populations import fit, population
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, operator, portable
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, hopper, operator, portable
 from kernels.conv_wgrad.problem import equivalents
 
 ROOM = "conv_wgrad"
@@ -115,10 +113,10 @@ def _variants(problem):
     g, costs = problem.g, cost.costs_of({"COSTS": GPU})
     kind = portable.tiles_for(g)
     ways = {kind.split()[0]: portable.considered(problem, costs, known(listed(g), kind))}
-    if tma.unfit(g, problem.dtype) is None and g.Ci >= 8:
+    if hopper.unfit(g, problem.dtype) is None and g.Ci >= 8:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
         tiles = [dict(zip(names, tile, strict=True)) for tile in HOPPER]
-        ways["hopper"] = tma.considered(problem, costs, known(tiles, tma.tiles_for(g)))
+        ways["hopper"] = hopper.considered(problem, costs, known(tiles, hopper.tiles_for(g)))
     found = []
     for way, tiles in ways.items():
         ordered = sorted((sorted(cuts, key=lambda c: c.time) for cuts in tiles), key=lambda cuts: cuts[0].time)

@@ -14,8 +14,8 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.operator import planned
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import gluon
+from kernels.conv_wgrad import hopper
+from kernels.conv_wgrad.hopper import gluon
 
 UNPROVEN = 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"'
 
@@ -29,7 +29,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.hopper.kernel import Ring, load_blocks, place_of, split_of, store_chunk
+    from kernels.conv_wgrad.hopper import Ring, load_blocks, place_of, split_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(ring, acc_t, done, stored, work, T: gl.constexpr):
@@ -89,7 +89,7 @@ if gluon is not None:
         gl.warp_specialize(
             [
                 (store_tiles, (acc_t, done, stored, out, work, matrix, T)),
-                (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
+                (load_blocks, (dy_desc, x_desc, ring, work, window, matrix, T)),
                 (multiply_tiles, (ring, acc_t, done, stored, work, T)),
             ],
             [1, 1],
@@ -99,7 +99,7 @@ if gluon is not None:
 
 def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
-    return tma.unfit(g, dtype) if is_cuda_architecture(device, 10) else "the GPU is not a data center's Blackwell"
+    return hopper.unfit(g, dtype) if is_cuda_architecture(device, 10) else "the GPU is not a data center's Blackwell"
 
 
 def candidates(problem):
@@ -110,5 +110,5 @@ def candidates(problem):
 @planned
 def plan(problem):
     """The ``Plan`` of a problem, whatever the GPU is."""
-    cut = tma.cut_of("blackwell", problem)
-    return tma.plan_of(wgrad_blackwell_kernel, problem, cut, SLICE=min(32, cut.options["BLOCK_N"]))
+    cut = hopper.cut_of("blackwell", problem)
+    return hopper.plan_of(wgrad_blackwell_kernel, problem, cut, SLICE=min(32, cut.options["BLOCK_N"]))

@@ -24,10 +24,9 @@ from kernels.common.checks import (
 from kernels.common.configs import configuration, declare
 from kernels.common.math import block, cdiv
 from kernels.common.operator import launch, layout, planned, register
-from kernels.conv_wgrad import blackwell, portable
+from kernels.conv_wgrad import blackwell, hopper, portable
 from kernels.conv_wgrad.cost import AT_ONCE, cheapest
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.plain import sum_kernel
 from kernels.conv_wgrad.problem import Equivalent, Problem, equivalents, patches_as_channels
 

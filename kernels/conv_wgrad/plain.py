@@ -20,32 +20,6 @@ import triton.language as tl
 FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as much, in 32 unsigned bits
 
 
-class Sizes(NamedTuple):
-    """Of the output, the input and the filter."""
-
-    P: int
-    Q: int
-    H: int
-    W: int
-    R: int
-    S: int
-
-
-class Steps(NamedTuple):
-    """Along output pixels: stride, padding and dilation, and how far a block further lies in the input, in images, rows and
-    columns."""
-
-    sh: int
-    sw: int
-    pt: int
-    pl: int
-    dh: int
-    dw: int
-    step_n: int
-    step_h: int
-    step_w: int
-
-
 class Tile(NamedTuple):
     """What ``wgrad_kernel`` is compiled for: see there."""
 
@@ -65,30 +39,28 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def first_pixels(m, stride_n, sizes, steps, BLOCK_K: tl.constexpr, WIDE: tl.constexpr):
+def first_pixels(m, x_n, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr, WIDE: tl.constexpr):
     """``(image, h, w)`` of the output pixels m ... m + BLOCK_K - 1: their images' offsets, and the input pixel under tap
     (0, 0), which may lie outside the image. Offsets have 64 bits if WIDE, else 32."""
-    P, Q = sizes.P, sizes.Q
     n = m // (P * Q)  # of a scalar: the only division in 64 bits
     rest = (m - n * (P * Q)).to(tl.int32) + tl.arange(0, BLOCK_K)
     p = rest // Q
-    q = rest - p * Q
-    image = (n + p // P) * stride_n
-    return image if WIDE else image.to(tl.int32), p % P * steps.sh - steps.pt, q * steps.sw - steps.pl
+    image = (n + p // P) * x_n
+    return image if WIDE else image.to(tl.int32), p % P * sh - pt, rest % Q * sw - pl
 
 
 @triton.jit
-def next_pixels(image, h, w, stride_n, sizes, steps):
-    """The same a block later: an addition with carries, as in a number whose digits are n, p and q."""
-    width, height = sizes.Q * steps.sw, sizes.P * steps.sh
-    w += steps.step_w
-    carry = w >= width - steps.pl
+def next_pixels(image, h, w, x_n, width, height, sh, pt, pl, step_n, step_h, step_w):
+    """The same a block later: an addition with carries, as in a number whose digits are n, p and q. ``width``, ``height``: of
+    all output pixels, in the input; a block is step_n images, step_h rows and step_w pixels there."""
+    w += step_w
+    carry = w >= width - pl
     w = tl.where(carry, w - width, w)
-    h += tl.where(carry, steps.step_h + steps.sh, steps.step_h)
-    carry = h >= height - steps.pt
+    h += tl.where(carry, step_h + sh, step_h)
+    carry = h >= height - pt
     h = tl.where(carry, h - height, h)
-    step = tl.cast(steps.step_n, image.dtype) * stride_n
-    image += tl.where(carry, step + stride_n, step)
+    step = tl.cast(step_n, image.dtype) * x_n
+    image += tl.where(carry, step + x_n, step)
     return image, h, w
 
 
@@ -112,6 +84,20 @@ def within(first, last):
     """The nearest to ``first`` of 0 ... ``last``, or 0: unlike by a minimum, known to be a multiple of what both are."""
     first = tl.where(first < last, first, last)
     return tl.where(first > 0, first, 0)
+
+
+@triton.jit
+def load_rows(rows, m, left, step, c, channels, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, TMA: tl.constexpr):
+    """``left`` rows from m on, at most BLOCK_K, and BLOCK_C of all ``channels`` from c on; rows lie ``step`` apart or,
+    with TMA, are given by their descriptor. Zeros elsewhere."""
+    if TMA:
+        values = rows.load([m.to(tl.int32), c])
+    else:
+        offs_k = tl.arange(0, BLOCK_K)
+        offs_c = c + tl.arange(0, BLOCK_C)
+        at = rows + m * step + (offs_k[:, None] * step + offs_c[None, :])
+        values = tl.load(at, mask=(offs_k < left)[:, None] & (offs_c < channels)[None, :], other=0.0)
+    return values
 
 
 @triton.jit(do_not_specialize=["M", "blocks", "per"])
@@ -162,8 +148,6 @@ def wgrad_kernel(
     BLOCK_M: tl.constexpr = T.BLOCK_M
     BLOCK_N: tl.constexpr = T.BLOCK_N
     BLOCK_K: tl.constexpr = T.BLOCK_K
-    sizes = Sizes(P, Q, H, W, R, S)
-    steps = Steps(sh, sw, pt, pl, dh, dw, step_n, step_h, step_w)
     blocks = tl.cast(tl.cdiv(M, BLOCK_K), tl.int32)
     pid = tl.program_id(0)
     split = pid // (tiles * groups)
@@ -190,21 +174,10 @@ def wgrad_kernel(
             first_c = within(first_c, all_c - BLOCK_N)
     offs_o = first_o - group * Co + tl.arange(0, BLOCK_M)
     offs_j = (first_c - group * Ci if T.POINTWISE else own_j) + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K)
     first = split * per
     m = first.to(tl.int64) * BLOCK_K
-
-    if not T.TMA:  # dy[m, o]: rows one step apart
-        step = tl.cast(dy_m, tl.int64) * T.UNIT_O
-        dy_row = dy_ptr + m * step
-        dy_o = first_o + tl.arange(0, BLOCK_M)
-        dy_at = offs_k[:, None] * step + dy_o[None, :]
-
-    if T.POINTWISE and not T.TMA:
-        x_step = tl.cast(x_w, tl.int64) * T.UNIT_C
-        x_row = x_ptr + m * x_step
-        x_c = first_c + tl.arange(0, BLOCK_N)
-        x_at = offs_k[:, None] * x_step + x_c[None, :]
+    dy_step = tl.cast(dy_m, tl.int64) * T.UNIT_O
+    x_step = tl.cast(x_w, tl.int64) * T.UNIT_C
     if not T.POINTWISE:
         # A[m, j], the part of j = (r, s, c); a column that does not exist lies outside every image
         tap = offs_j // Ci
@@ -212,27 +185,20 @@ def wgrad_kernel(
         s_w = tap % S * dw
         x_column = x_ptr + first_c + (pixel_offset(r_h, s_w, x_h, x_w, WIDE=True) * T.UNIT_C + offs_j % Ci)
         r_h = tl.where(offs_j < columns, r_h, FAR)
-        image, h, w = first_pixels(m, x_n, sizes, steps, BLOCK_K, T.WIDE)
+        image, h, w = first_pixels(m, x_n, P, Q, sh, sw, pt, pl, BLOCK_K, T.WIDE)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=T.STAGES):
-        mask_k = offs_k < tl.minimum(M - m, BLOCK_K).to(tl.int32)
-        if T.TMA:
-            dy = dy_ptr.load([m.to(tl.int32), first_o])
-        else:
-            dy = tl.load(dy_row + dy_at, mask=mask_k[:, None] & (dy_o < all_o)[None, :], other=0.0)
-            dy_row += step * BLOCK_K
-        if T.POINTWISE and T.TMA:
-            x = x_ptr.load([m.to(tl.int32), first_c])
-        elif T.POINTWISE:
-            x = tl.load(x_row + x_at, mask=mask_k[:, None] & (x_c < all_c)[None, :], other=0.0)
-            x_row += x_step * BLOCK_K
+        left = tl.minimum(M - m, BLOCK_K).to(tl.int32)
+        dy = load_rows(dy_ptr, m, left, dy_step, first_o, all_o, BLOCK_K, BLOCK_M, T.TMA)
+        if T.POINTWISE:
+            x = load_rows(x_ptr, m, left, x_step, first_c, all_c, BLOCK_K, BLOCK_N, T.TMA)
         else:
             # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
             at = (image + pixel_offset(h, w, x_h, x_w, T.WIDE)).to(tl.int64) * T.UNIT_C
-            h_or_far = tl.where(mask_k, h, FAR)
+            h_or_far = tl.where(tl.arange(0, BLOCK_K) < left, h, FAR)
             mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
             x = tl.load(x_column[None, :] + at[:, None], mask=mask_x, other=0.0)
-            image, h, w = next_pixels(image, h, w, x_n, sizes, steps)
+            image, h, w = next_pixels(image, h, w, x_n, Q * sw, P * sh, sh, pt, pl, step_n, step_h, step_w)
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=T.PRECISION)
         m += BLOCK_K
 
@@ -290,10 +256,10 @@ def is_wide(g, BLOCK_K, stride_n, stride_h, stride_w):
 
 
 def steps_of(g, BLOCK_K):
-    """The ``Steps`` of a geometry by blocks of BLOCK_K output pixels: so many images, rows and columns, and what carries."""
+    """Along output pixels: stride, padding, dilation, and how far BLOCK_K pixels further lies, in images, rows and pixels."""
     n, rest = divmod(BLOCK_K, g.P * g.Q)
     p, q = divmod(rest, g.Q)
-    return Steps(*g.stride, g.padding[0], g.padding[2], *g.dilation, n, p * g.stride[0], q * g.stride[1])
+    return *g.stride, g.padding[0], g.padding[2], *g.dilation, n, p * g.stride[0], q * g.stride[1]
 
 
 def is_rows(g, strides):

@@ -22,7 +22,7 @@ from kernels.conv_wgrad.problem import TOGETHER_CHANNELS, VECTOR, Plan, read_thr
 
 THIN = 64  # channels of TMA's widest blocks
 ALIGNED = "product rows", "product im2col"  # names of tiles whose tensors are read in whole vectors
-ROWS = 64  # of a Hopper matrix instruction: channels of groups that are multiplied as one, in a product with im2col
+ROWS = 64  # of a Hopper matrix instruction: channels of groups that are multiplied as one
 CONVERT, LOAD = 2, 4  # see ``depthwise_volume``
 REGISTERS = 190  # that a depthwise thread's values may take, beside its addresses
 
@@ -36,9 +36,11 @@ def reason_not(g, dtype, device):
 
 
 def groups_together(g):
-    """How many groups are multiplied as one: the most that fill no more than a tile's channels."""
-    widest, most = max(g.Co_group, g.Ci_group, 1), TOGETHER_CHANNELS if g.pointwise else ROWS
-    return max(n for n in range(1, g.groups + 1) if g.groups % n == 0 and (n == 1 or n * widest <= most))
+    """How many groups are multiplied as one: the most whose channels are no more than a tile's rows, on either side; in a
+    product of rows, on one side."""
+    narrow, wide = sorted((max(g.Co_group, 1), max(g.Ci_group, 1)))
+    most = min(ROWS // narrow, (TOGETHER_CHANNELS if g.pointwise else ROWS) // wide)
+    return max(n for n in range(1, g.groups + 1) if g.groups % n == 0 and (n == 1 or n <= most))
 
 
 def size_class(g, dtype, precision):
@@ -166,10 +168,13 @@ def tiles_for(g):
 def suits(g, tile):
     """Whether a tile is worth a prediction. TMA can bring blocks of dy, and of x where that is im2col already, if rows are a
     multiple of 16 bytes apart, and should unless rows are short: TMA is slow where a block is mostly outside. Of slim tiles
-    of x that is im2col already the memory's rate is known, not the products'.
+    of x that is im2col already the memory's rate is known, not the products'. Beside the diagonal of groups that are
+    multiplied as one there is nothing, so that rows of them are one tile.
     """
     if is_depthwise(g):
         return True
+    if g.pointwise and groups_together(g) > 1 and tiles_along(g, tile) != (1, 1):
+        return False
     rows, columns, _ = product_of(g)
     sides = tile["BLOCK_M"], tile["BLOCK_N"]
     if tiles_for(g) == "product rows" and min(rows, columns) > THIN and max(sides) >= 4 * min(sides):

@@ -30,7 +30,7 @@ from kernels.conv_wgrad.geometry import Geometry
 
 TMA_STEPS = 8  # pixels that TMA steps over at most
 VECTOR = 8  # channels in 16 bytes
-TOGETHER_CHANNELS = 128  # of groups that are multiplied as one, in a product of rows
+TOGETHER_CHANNELS = 128  # of groups that are multiplied as one in a product of rows, on the side that has more
 
 
 class Problem(NamedTuple):

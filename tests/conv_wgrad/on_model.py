@@ -12,11 +12,8 @@ from triton.experimental.gluon import language as gl
 from kernels import gluon_model
 from kernels.common import configs
 from kernels.common.operator import clear_caches
-from kernels.conv_wgrad import operator
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.kernel import split_of
-from kernels.conv_wgrad.hopper.tma import Matrix
+from kernels.conv_wgrad import hopper, operator
+from kernels.conv_wgrad.hopper import Matrix, split_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -60,7 +57,7 @@ def tiles(**options):
 @contextlib.contextmanager
 def on_processors(number):
     """Within this the GPU has so many multiprocessors: fewer have more items each."""
-    with mock.patch.object(tma, "multiprocessors", lambda device: number):
+    with mock.patch.object(hopper, "multiprocessors", lambda device: number):
         clear_caches()
         yield
     clear_caches()
@@ -117,8 +114,8 @@ def assert_found(backend, finding, **options):
 def in_units(g):
     """``(options, Matrix)`` of a geometry: the options that Hopper's kernel is compiled with beside its tile's."""
     unit = hopper.unit_of(g.Ci)
-    known = {"POINTWISE": g.pointwise, "UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(g)}
-    return known, Matrix(g.Co, g.Ci // unit, g.R * g.S, g.columns // unit)
+    known = {"POINTWISE": g.pointwise, "UNIT": unit, "ALIGNED": hopper.is_aligned_to_tma(g)}
+    return known, Matrix(g.Co, g.Ci // unit, g.R * g.S)
 
 
 @gluon.jit

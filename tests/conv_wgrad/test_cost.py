@@ -10,10 +10,8 @@ import torch
 from benchmarks import conv_wgrad as benchmark
 from benchmarks.populations import candidates, fit
 from kernels.common import configs
-from kernels.conv_wgrad import conv2d_wgrad, cost, operator, portable
+from kernels.conv_wgrad import conv2d_wgrad, cost, hopper, operator, portable
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
 from tests.conv_wgrad import cases
 
 GPU = "NVIDIA H200"
@@ -90,8 +88,8 @@ def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
-    if tma.unfit(problem.g, problem.dtype) is None:
-        options = tma.cut_of("hopper", problem).options
+    if hopper.unfit(problem.g, problem.dtype) is None:
+        options = hopper.cut_of("hopper", problem).options
         assert options["GROUPS"] == 2 or problem.g.Ci % 2 == 0
 
 
@@ -111,7 +109,7 @@ def test_nothing_to_sum_is_no_candidate(on_an_h200):
 @pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (32, 384, 512, 28, 2, 2, 0, 1)], ids=str)
 def test_explain_says_what_runs_whatever_the_sum_goes_to(on_an_h200, monkeypatch, geometry):
     """Of a sum to add to, or of one that does not lie side by side."""
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     g = benchmark.geometry_of(geometry)
     x, dy, dense = (
         torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape)

@@ -12,14 +12,12 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, cost, operator
+from kernels.conv_wgrad import conv2d_wgrad, cost, hopper, operator
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import Schedule, Tile, Window
+from kernels.conv_wgrad.hopper import Schedule, Tile, Window
 from kernels.conv_wgrad.portable import compiled_for
 
-if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+if hopper.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
@@ -162,6 +160,8 @@ COMPILED = {  # input and output channels, filter, dtype of what is stored; BLOC
     "2 groups, odd channels": (101, 130, 3, torch.float32, PAIR),
     "2 groups, channels in fours": (100, 132, 3, torch.float32, PAIR),
     "narrow": (64, 64, 3, torch.float32, (64, 64, 32, 3, 6)),
+    "turned": (384, 384, 3, torch.float32, (128, 64, 64, 3, 5)),
+    "turned, 1x1": (384, 384, 1, torch.bfloat16, (128, 64, 64, 2, 6)),
 }
 
 
@@ -171,10 +171,11 @@ def report(name):
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
     options = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), tile, strict=True))
     known, matrix = on_model.in_units(g)
+    known["TURNED"] = "turned" in name
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype,
-        Schedule(*[7] * 6), Window(*[7] * 12), matrix,
+        *hopper.descriptors(hopper.aligned(x), hopper.aligned(dy), g, options), dtype,
+        Schedule(*[7] * 6), Window(*[7] * 9), matrix,
         arch=90, **compiled_for(Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
@@ -215,17 +216,17 @@ REFUSED = {
 def test_what_tma_cannot_bring_is_refused_with_a_reason(name):
     convolution, dtype, reason = REFUSED[name]
     g = geometry((2, 20, 20, 64), 64, 3, 3, **{"padding": 1} | convolution)
-    assert reason in tma.unfit(g, dtype)
+    assert reason in hopper.unfit(g, dtype)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 8), (1, 4, 4, 0), (1, 2, 2, 8)])
 def test_nothing_to_sum_is_left_to_others(shape):
-    assert tma.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
+    assert hopper.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
 
 
 @pytest.mark.parametrize("images, fits", [(2047, True), (2048, False)])
 def test_pixels_are_counted_in_32_bits(images, fits):
-    reason = tma.unfit(geometry((images, 1024, 1024, 8), 8, 3, 3, padding=1), torch.bfloat16)
+    reason = hopper.unfit(geometry((images, 1024, 1024, 8), 8, 3, 3, padding=1), torch.bfloat16)
     assert reason is None if fits else "2147483648 pixels are more than 32 bits can count" in reason
 
 
@@ -266,11 +267,11 @@ def test_splits_cover_every_block_once(tiles, blocks):
 @pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568)])
 def test_no_program_has_much_more_than_its_share(monkeypatch, tiles, blocks):
     """Of 132 programs by a table without costs."""
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     x, dy = (torch.empty(1, 1, blocks * 16, C, dtype=torch.bfloat16, device="meta") for C in (32, 64 * tiles))
     problem = operator.problem_of(x, dy, geometry(x.shape, 64 * tiles, 1, 1))._replace(device=torch.device("cpu"))
     with on_model.tiles(GROUPS=2):
-        cut = tma.cut_of("hopper", problem)
+        cut = hopper.cut_of("hopper", problem)
     assert (cut.tiles, cut.blocks) == (tiles, blocks)
     waves = -(-cut.items // 132)
     assert tiles * blocks / (132 * waves * cut.per) > 0.9
