@@ -87,20 +87,13 @@ class Conv2d(nn.Conv2d):
         torch's ``forward`` calls this with the layer's parameters, and so do subclasses and programs with others; some put a
         function of their own in its place.
         """
-        stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
-        sides = self._zeros_around() if self.padding_mode == "zeros" else self._pixels_around()
-        return conv2d_layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode)
-
-    def _pixels_around(self):
-        """What torch's ``forward`` reads in every other mode than zeros: made of ``padding`` once, and set by programs."""
-        left, right, top, bottom = self._reversed_padding_repeated_twice
-        return top, bottom, left, right
-
-    def _zeros_around(self):
-        if isinstance(self.padding, str):
-            return self.padding
-        h, w = _two("padding", self.padding)
-        return h, h, w, w
+        stride, dilation, padding = _two("stride", self.stride), _two("dilation", self.dilation), self.padding
+        if self.padding_mode != "zeros":  # what torch reads then: made of ``padding`` once, and set by programs
+            left, right, top, bottom = self._reversed_padding_repeated_twice
+            padding = top, bottom, left, right
+        elif not isinstance(padding, str):
+            padding = _two("padding", padding)
+        return conv2d_layer(input, weight, bias, stride, padding, dilation, self.groups, self.padding_mode)
 
     def __prepare_scriptable__(self):
         """torch's own layer, for ``torch.jit.script``, which cannot read ours."""
@@ -113,8 +106,6 @@ class Conv2d(nn.Conv2d):
 
 def _two(name, value):
     """``(h, w)`` of what torch's convolution takes: that, ``(h,)`` for both, or, set after construction, a number."""
-    if type(value) is tuple and len(value) == 2:
-        return value
     pair = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(pair) not in (1, 2):
         raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")

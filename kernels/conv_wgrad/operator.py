@@ -287,7 +287,9 @@ def run(plan, input, grad_output, out, accumulate=False, equivalent=None):
     if plan.slots != 1 or accumulate and dense is out:
         target = torch.empty((plan.slots, *out.shape), dtype=torch.float32, device=out.device)
     if plan.slots:
-        x, dy = (input, grad_output) if equivalent is None else equivalent.tensors(input, grad_output)
+        x, dy = input, grad_output
+        if equivalent is not None and equivalent.problem.g is not equivalent.g:
+            x, dy = equivalent.tensors(input, grad_output)
         x = plan.copy(x) if plan.copied[0] else x
         dy = plan.copy(dy) if plan.copied[1] else dy
         launch(plan.kernel, plan.grid, *plan.arguments(x, dy, target), *plan.sizes, **plan.meta)
@@ -332,10 +334,13 @@ def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups,
     run(plan, input, grad_output, out, accumulate, choice.equivalent)
 
 
-def new_wgrad(input, grad_output, *rest):
+def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     """The weight gradient in a new tensor."""
-    out = _wgrad_shape(input, grad_output, *rest)
-    wgrad_into(out, input, grad_output, *rest[:-1], False)
+    convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
+    x, dy, precision = layout(input), layout(grad_output), torch.backends.cudnn.conv.fp32_precision
+    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k)
+    out = input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
+    run(plan, input, grad_output, out, equivalent=choice.equivalent)
     return out
 
 
