@@ -121,11 +121,10 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     if isinstance(input, Tensor) and input.ndim == 3:
         return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
     input, weight, bias = autocast(input, weight, bias)
+    _check_planes(input, weight, bias, groups)
     if padding_mode != "zeros":
-        _check_planes(input, weight, bias, groups)
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
-    _check_planes(input, weight, bias, groups)
     Co, _, R, S = _sizes(weight)
     N, Ci, H, W = _sizes(input)
     g, *_ = checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)

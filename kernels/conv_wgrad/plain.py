@@ -145,10 +145,7 @@ def wgrad_kernel(
     and dy have each other's roles, so that the sum of row o and column (t, c) is stored as that of row c and column
     (taps - 1 - t, o). Splits lie outermost in the grid: programs that run at the same time read the same pixels.
     """
-    BLOCK_M: tl.constexpr = T.BLOCK_M
-    BLOCK_N: tl.constexpr = T.BLOCK_N
-    BLOCK_K: tl.constexpr = T.BLOCK_K
-    blocks = tl.cast(tl.cdiv(M, BLOCK_K), tl.int32)
+    blocks = tl.cast(tl.cdiv(M, T.BLOCK_K), tl.int32)
     pid = tl.program_id(0)
     split = pid // (tiles * groups)
     group = pid // tiles % groups
@@ -161,21 +158,21 @@ def wgrad_kernel(
     all_o = groups * Co // T.UNIT_O * T.UNIT_O
     all_c = groups * Ci // T.UNIT_C * T.UNIT_C
     # channels that a tile begins at, counted from the first group's first one, and from its own group's
-    first_o = group * Co // T.UNIT_O * T.UNIT_O + pid % tiles % tiles_m * BLOCK_M
+    first_o = group * Co // T.UNIT_O * T.UNIT_O + pid % tiles % tiles_m * T.BLOCK_M
     first_c = group * Ci // T.UNIT_C * T.UNIT_C
     own_o = first_o - group * Co
-    own_j = pid % tiles // tiles_m * BLOCK_N
+    own_j = pid % tiles // tiles_m * T.BLOCK_N
     if T.POINTWISE:
         first_c += own_j
         own_j = first_c - group * Ci
     if T.TMA:  # the last tile lies inside like all others: blocks of zeros take half as long again as those of values
-        first_o = within(first_o, all_o - BLOCK_M)
+        first_o = within(first_o, all_o - T.BLOCK_M)
         if T.POINTWISE:
-            first_c = within(first_c, all_c - BLOCK_N)
-    offs_o = first_o - group * Co + tl.arange(0, BLOCK_M)
-    offs_j = (first_c - group * Ci if T.POINTWISE else own_j) + tl.arange(0, BLOCK_N)
+            first_c = within(first_c, all_c - T.BLOCK_N)
+    offs_o = first_o - group * Co + tl.arange(0, T.BLOCK_M)
+    offs_j = (first_c - group * Ci if T.POINTWISE else own_j) + tl.arange(0, T.BLOCK_N)
     first = split * per
-    m = first.to(tl.int64) * BLOCK_K
+    m = first.to(tl.int64) * T.BLOCK_K
     dy_step = tl.cast(dy_m, tl.int64) * T.UNIT_O
     x_step = tl.cast(x_w, tl.int64) * T.UNIT_C
     if not T.POINTWISE:
@@ -185,22 +182,24 @@ def wgrad_kernel(
         s_w = tap % S * dw
         x_column = x_ptr + first_c + (pixel_offset(r_h, s_w, x_h, x_w, WIDE=True) * T.UNIT_C + offs_j % Ci)
         r_h = tl.where(offs_j < columns, r_h, FAR)
-        image, h, w = first_pixels(m, x_n, P, Q, sh, sw, pt, pl, BLOCK_K, T.WIDE)
+        image, h, w = first_pixels(m, x_n, P, Q, sh, sw, pt, pl, T.BLOCK_K, T.WIDE)
+    BLOCK_M: tl.constexpr = T.BLOCK_M
+    BLOCK_N: tl.constexpr = T.BLOCK_N
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=T.STAGES):
-        left = tl.minimum(M - m, BLOCK_K).to(tl.int32)
-        dy = load_rows(dy_ptr, m, left, dy_step, first_o, all_o, BLOCK_K, BLOCK_M, T.TMA)
+        left = tl.minimum(M - m, T.BLOCK_K).to(tl.int32)
+        dy = load_rows(dy_ptr, m, left, dy_step, first_o, all_o, T.BLOCK_K, T.BLOCK_M, T.TMA)
         if T.POINTWISE:
-            x = load_rows(x_ptr, m, left, x_step, first_c, all_c, BLOCK_K, BLOCK_N, T.TMA)
+            x = load_rows(x_ptr, m, left, x_step, first_c, all_c, T.BLOCK_K, T.BLOCK_N, T.TMA)
         else:
             # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
             at = (image + pixel_offset(h, w, x_h, x_w, T.WIDE)).to(tl.int64) * T.UNIT_C
-            h_or_far = tl.where(tl.arange(0, BLOCK_K) < left, h, FAR)
+            h_or_far = tl.where(tl.arange(0, T.BLOCK_K) < left, h, FAR)
             mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
             x = tl.load(x_column[None, :] + at[:, None], mask=mask_x, other=0.0)
             image, h, w = next_pixels(image, h, w, x_n, Q * sw, P * sh, sh, pt, pl, step_n, step_h, step_w)
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=T.PRECISION)
-        m += BLOCK_K
+        m += T.BLOCK_K
 
     mask = (offs_o < Co)[:, None] & (offs_j < columns)[None, :]
     if T.TMA:
