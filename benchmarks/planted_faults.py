@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import conv_wgrad, harness
-from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad import hopper
 from tests.conv_wgrad.faults import FAULTS
 
 CASE = (64, 256, 256, 56, 3, 1, 1, 1)

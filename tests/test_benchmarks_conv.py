@@ -7,9 +7,7 @@ import torch
 from benchmarks import conv_wgrad as bench
 from benchmarks import harness, planted_faults
 from kernels.common import configs
-from kernels.conv_wgrad import operator
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad import hopper, operator
 from tests.conv_wgrad import cases
 
 MACHINE = {"matmul_tflop_per_s": 700.0}
@@ -51,7 +49,7 @@ def test_a_row_is_complete(monkeypatch):
 @pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
 def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatch, kernel, key):
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
-    if "hopper" in kernel and tma.gluon is None:
+    if "hopper" in kernel and hopper.gluon is None:
         pytest.skip("Gluon's im2col copies need Triton 3.8")
     asked = []
 

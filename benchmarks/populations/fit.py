@@ -3,9 +3,6 @@
 Reads what ``measure tune_conv_wgrad`` recorded of the tuning half, and writes ``kernels/conv_wgrad/costs.json``. Nothing is
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
 weighing less: which of the fast ones is the fastest is what the choice depends on.
-
-Tiles of two multiprocessors are fitted after that, beside others of one in the same row: were all fitted at once, a day on
-which a GPU was slower at long rows would change what is chosen of layers that have no pairs.
 """
 
 import argparse
@@ -24,8 +21,7 @@ PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
-    "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
+    "launch": 4.0, "bandwidth": 4.2e6, "sum": 2.0, "turn": 0.5, "partials": 5e6, "copies": 4e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
@@ -38,9 +34,8 @@ def guess_of(kind, tile):
     """``busy`` and ``alone`` to begin with."""
     if kind == "depthwise":
         return SUMS, 4 * SUMS
-    rows = tile["BLOCK_M"] // cost.together(tile)  # of one multiprocessor
-    multiplications = rows * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
-    values = tile["BLOCK_K"] * (rows + tile["BLOCK_N"] * tile.get("GROUPS", 1))
+    multiplications = tile["BLOCK_M"] * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
+    values = tile["BLOCK_K"] * (tile["BLOCK_M"] + tile["BLOCK_N"] * tile.get("GROUPS", 1))
     return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
 
 
@@ -99,52 +94,6 @@ def fit(points, processors):
     return parameters.costs(found.x)
 
 
-def beside(costs, points, new):
-    """``(slower, best)`` by rows: how much slower a row's points, but those that ``new`` is true of, were than the ``costs``
-    say, which is what that day's GPU was at it, and the time of its fastest point. Raises ``ValueError`` for a row that has
-    new ones alone, and for others' tiles that the costs don't know."""
-    known = {row: [p for p in points if p.row == row and not new(p)] for row in sorted({p.row for p in points})}
-    if alone := [row for row, own in known.items() if not own]:
-        raise ValueError(f"points of row {alone[0]} are all new, needs one that is not: how slow was the GPU at that row?")
-    if unknown := sorted({(p.kind, p.tile) for own in known.values() for p in own} - costs["tiles"].keys()):
-        raise ValueError(f"points holds tile {unknown[0]}, needs those of costs: fit them first")
-    slower = {row: geometric_mean([p.us / time_of(costs, p) for p in own]) for row, own in known.items()}
-    return slower, {row: min(p.us for p in points if p.row == row) for row in known}
-
-
-def fit_pairs(costs, points):
-    """The ``costs`` with the tiles of two multiprocessors, their times nearest to the points that have them; a search begins
-    with those of one multiprocessor's half of the tile."""
-    slower, best = beside(costs, points, lambda p: is_pair(p.tile))
-    pairs = [p for p in points if is_pair(p.tile)]
-    tiles = sorted({(p.kind, p.tile) for p in pairs})
-    begin = np.log([value for kind, tile in tiles for value in of_half(costs, kind, json.loads(tile)).values()])
-
-    def with_these(vector):
-        own = np.exp(vector).reshape(-1, 2).tolist()
-        times = [dict(zip(("busy", "alone"), pair, strict=True)) for pair in own]
-        return costs | {"tiles": costs["tiles"] | dict(zip(tiles, times, strict=True))}
-
-    def residuals(vector):
-        costs = with_these(vector)
-        off = [best[p.row] / p.us * math.log(slower[p.row] * time_of(costs, p) / p.us) for p in pairs]
-        return np.concatenate([off, LOOSE * (vector - begin)])
-
-    return with_these(least_squares(residuals, begin, max_nfev=40).x)
-
-
-def is_pair(tile):
-    """Whether a tile, as text, is one of two multiprocessors."""
-    return cost.together(json.loads(tile)) == 2
-
-
-def of_half(costs, kind, tile):
-    """``busy`` and ``alone`` of the half of a pair's tile that one multiprocessor computes, or guesses."""
-    half = {name: value for name, value in tile.items() if name != "num_ctas"} | {"BLOCK_M": tile["BLOCK_M"] // 2}
-    guess = dict(zip(("busy", "alone"), guess_of(kind, tile), strict=True))
-    return guess | costs["tiles"].get((kind, json.dumps(half)), {})
-
-
 def quality(costs, points):
     """``[(row, fastest / chosen)]``: how near the candidate that the costs choose comes to the fastest that was measured."""
     answers = []
@@ -192,10 +141,7 @@ def main():
         parser.error(f"records are of {gpu}, needs one of {', '.join(PROCESSORS)}: add its multiprocessors")
     measured = [row for record in records for row in record["rows"] if row["half"] == "tuning"]
     points = points_of(measured)
-    single = [p for p in points if not is_pair(p.tile)]
-    costs = fit(single, PROCESSORS[gpu])
-    if len(single) < len(points):
-        costs = fit_pairs(costs, points)
+    costs = fit(points, PROCESSORS[gpu])
     off = [math.log(time_of(costs, p) / p.us) for p in points]
     print(
         f"{len(points)} candidates of {len(measured)} layers: predicted within a factor of {math.exp(np.std(off)):.2f}"

@@ -16,9 +16,7 @@ from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
 from benchmarks.populations import fit, population
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, operator, portable
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, hopper, operator, portable
 from kernels.conv_wgrad.problem import equivalents
 
 OPERATOR = "conv_wgrad"
@@ -37,15 +35,11 @@ HOPPER = [  # BLOCK_M, BLOCK_N, BLOCK_K, GROUPS, STAGES
     (128, 128, 32, 3, 6), (128, 128, 64, 3, 3), (128, 128, 64, 2, 4), (64, 128, 64, 3, 4), (128, 64, 64, 3, 5),
     (64, 64, 64, 3, 6), (64, 128, 64, 2, 5), (128, 64, 64, 2, 6), (64, 256, 64, 2, 3),
 ]  # fmt: skip
-PAIRS = [  # the same, of two multiprocessors that share x, where it is im2col already
-    (256, 64, 64, 3, 5), (256, 128, 64, 2, 4), (256, 64, 64, 2, 6), (128, 128, 64, 2, 5), (128, 128, 64, 3, 4),
-    (256, 128, 32, 3, 6),
-]  # fmt: skip
 CHANNELS = [(1, 32), (2, 32), (2, 64), (4, 32), (4, 64), (4, 128), (8, 64), (8, 256)]  # a thread's, BLOCK_M
 SUMS, RUNS, WARPS = (3, 9, 14, 28, 49), (4, 7, 14), (4, 8)
 LOADS = 64  # of a depthwise program in a step, at most: more take long to compile
 
-FASTEST, CUTS = {"product": 5, "hopper": 3, "pairs": 4, "depthwise": 14}, 2
+FASTEST, CUTS = {"product": 5, "hopper": 3, "depthwise": 14}, 2
 HOPELESS = 1.6  # times the fastest one's predicted time
 
 
@@ -108,7 +102,7 @@ def times_of(tile):
 
 
 def variants(problem):
-    """``[(Equivalent, backend, Candidate)]`` of either role: of each backend's tiles the few that are predicted to be the
+    """``[(Equivalent, backend, Candidate)]`` of all equivalents: of each backend's tiles the few that are predicted to be the
     fastest, then the next best cut of the first."""
     found = [(equivalent, *one) for equivalent in equivalents(problem) for one in _variants(equivalent.problem)]
     best = min(candidate.time for *_, candidate in found)
@@ -119,19 +113,15 @@ def _variants(problem):
     g, costs = problem.g, cost.costs_of({"COSTS": GPU})
     kind = portable.tiles_for(g)
     ways = {kind.split()[0]: portable.considered(problem, costs, known(listed(g), kind))}
-    if tma.unfit(g, problem.dtype) is None and g.Ci >= 8:
+    if hopper.unfit(g, problem.dtype) is None and g.Ci >= 8:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
-        own = {"hopper": [dict(zip(names, tile, strict=True)) for tile in HOPPER]}
-        if g.pointwise:
-            own["pairs"] = [dict(zip(names, tile, strict=True)) | {"num_ctas": 2} for tile in PAIRS]
-        for way, tiles in own.items():
-            ways[way] = tma.considered(problem, costs, known(tiles, tma.tiles_for(g)))
+        tiles = [dict(zip(names, tile, strict=True)) for tile in HOPPER]
+        ways["hopper"] = hopper.considered(problem, costs, known(tiles, hopper.tiles_for(g)))
     found = []
     for way, tiles in ways.items():
         ordered = sorted((sorted(cuts, key=lambda c: c.time) for cuts in tiles), key=lambda cuts: cuts[0].time)
-        name = "hopper" if way == "pairs" else way
-        found += [(name, cuts[0]) for cuts in ordered[: FASTEST[way]]]
-        found += [(name, cut) for cuts in ordered[:1] for cut in cuts[1:CUTS]]
+        found += [(way, cuts[0]) for cuts in ordered[: FASTEST[way]]]
+        found += [(way, cut) for cuts in ordered[:1] for cut in cuts[1:CUTS]]
     return found
 
 
@@ -139,9 +129,9 @@ def call_of(equivalent, way, candidate, x, dy, out):
     """The gradient by one candidate, a function of nothing."""
     problem = equivalent.problem
     if way == "hopper":
-        plan = hopper.plan_shares(problem, candidate.work)
+        plan = hopper.plan_cut(problem, candidate.cut)
     else:
-        plan = portable.plan_cut(problem, candidate.work)
+        plan = portable.plan_cut(problem, candidate.cut)
 
     def call():
         operator.run(plan, x, dy, out, equivalent=equivalent)
@@ -152,15 +142,15 @@ def call_of(equivalent, way, candidate, x, dy, out):
 
 def recorded(equivalent, way, candidate):
     """What a record says of a candidate."""
-    work = candidate.work.work if way == "hopper" else candidate.work
     tile = cost.options_of(candidate.tile)
     if way != "hopper":
         tile["HELD"] = candidate.tile["held"] * fit.PROCESSORS[GPU]
     return {
         "backend": way,
         "turned": equivalent.problem.turned,
+        "fold": equivalent.problem.fold,
         "options": tile,
-        "plan": (work.tiles, work.blocks, work.splits, work.per),
+        "plan": candidate.cut[1:],
         "predicted_ms": round(candidate.time / 1000, 5),
     }
 

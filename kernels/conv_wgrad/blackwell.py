@@ -14,8 +14,8 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.operator import planned
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import gluon
+from kernels.conv_wgrad import hopper
+from kernels.conv_wgrad.hopper import gluon
 
 UNPROVEN = 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"'
 
@@ -29,7 +29,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.hopper.kernel import Ring, load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.hopper import Ring, load_blocks, place_of, split_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(ring, acc_t, done, stored, work, T: gl.constexpr):
@@ -37,46 +37,40 @@ if gluon is not None:
         count = 0
         visits = 0
         for item in range(gl.program_id(0), work.items, work.programs):
-            position, end, length, first = share_of(item, work)
-            while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, work)
-                half = visits % 2
-                mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
-                for i in range(n):
-                    stage = count % T.STAGES
-                    mbarrier.wait(ring.ready.index(stage), count // T.STAGES & 1)
-                    dy = ring.dy.index(stage).permute((1, 0))
-                    for group in gl.static_range(T.GROUPS):
-                        sums = acc_t.index(half).slice(group * T.BLOCK_N, T.BLOCK_N)
-                        tcgen05_mma(dy, ring.x.index(stage * T.GROUPS + group), sums, use_acc=i > 0)
-                    tcgen05_commit(ring.free.index(stage))
-                    count += 1
-                tcgen05_commit(done.index(half))
-                visits += 1
-                position += n
+            tile, split, first, n = split_of(item, work)
+            half = visits % 2
+            mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
+            for i in range(n):
+                stage = count % T.STAGES
+                mbarrier.wait(ring.ready.index(stage), count // T.STAGES & 1)
+                dy = ring.dy.index(stage).permute((1, 0))
+                for group in gl.static_range(T.GROUPS):
+                    sums = acc_t.index(half).slice(group * T.BLOCK_N, T.BLOCK_N)
+                    tcgen05_mma(dy, ring.x.index(stage * T.GROUPS + group), sums, use_acc=i > 0)
+                tcgen05_commit(ring.free.index(stage))
+                count += 1
+            tcgen05_commit(done.index(half))
+            visits += 1
 
     @gluon.jit
     def store_tiles(acc_t, done, stored, out, work, matrix, T: gl.constexpr):
         """The storing warps: tile after tile, slice after slice, while the next tile is multiplied."""
         visits = 0
         for item in range(gl.program_id(0), work.items, work.programs):
-            position, end, length, first = share_of(item, work)
-            while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, work)
-                half = visits % 2
-                mbarrier.wait(done.index(half), visits // 2 & 1)
-                for group in gl.static_range(T.GROUPS):
-                    where, rows, columns = place_of(out, tile, group, slot, work.tiles_m, matrix, T)
-                    for c in gl.static_range(0, T.BLOCK_N, T.SLICE):
-                        sums = acc_t.index(half).slice(group * T.BLOCK_N + c, T.SLICE).load()
-                        store_chunk(sums, where + c, rows, (columns[0] - c, columns[1] - c), matrix.columns)
-                mbarrier.arrive(stored.index(half))
-                visits += 1
-                position += n
+            tile, split, first, n = split_of(item, work)
+            half = visits % 2
+            mbarrier.wait(done.index(half), visits // 2 & 1)
+            for group in gl.static_range(T.GROUPS):
+                where, rows, columns = place_of(out, tile, group, split, work.tiles_m, matrix, T)
+                for c in gl.static_range(0, T.BLOCK_N, T.SLICE):
+                    sums = acc_t.index(half).slice(group * T.BLOCK_N + c, T.SLICE).load()
+                    store_chunk(sums, c, where, rows, columns, matrix, T)
+            mbarrier.arrive(stored.index(half))
+            visits += 1
 
     @gluon.jit
     def wgrad_blackwell_kernel(dy_desc, x_desc, out, work, window, matrix, T: gl.constexpr):
-        """Every program takes shares of the work a grid apart, until there are none left."""
+        """Every program takes items of the work a grid apart, until there are none left."""
         dy_s = gl.allocate_shared_memory(dy_desc.dtype, [T.STAGES, T.BLOCK_K, T.BLOCK_M], dy_desc.layout)
         x_s = gl.allocate_shared_memory(x_desc.dtype, [T.STAGES * T.GROUPS, T.BLOCK_K, T.BLOCK_N], x_desc.layout)
         layout: gl.constexpr = TensorMemoryLayout([T.BLOCK_M, T.BLOCK_N], col_stride=1)
@@ -91,11 +85,11 @@ if gluon is not None:
         for half in gl.static_range(2):
             mbarrier.init(done.index(half), count=1)
             mbarrier.init(stored.index(half), count=1)
-        ring = Ring(dy_s, x_s, ready, free, free)
+        ring = Ring(dy_s, x_s, ready, free)
         gl.warp_specialize(
             [
                 (store_tiles, (acc_t, done, stored, out, work, matrix, T)),
-                (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
+                (load_blocks, (dy_desc, x_desc, ring, work, window, matrix, T)),
                 (multiply_tiles, (ring, acc_t, done, stored, work, T)),
             ],
             [1, 1],
@@ -105,7 +99,7 @@ if gluon is not None:
 
 def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
-    return tma.unfit(g, dtype) if is_cuda_architecture(device, 10) else "the GPU is not a data center's Blackwell"
+    return hopper.unfit(g, dtype) if is_cuda_architecture(device, 10) else "the GPU is not a data center's Blackwell"
 
 
 def candidates(problem):
@@ -116,6 +110,5 @@ def candidates(problem):
 @planned
 def plan(problem):
     """The ``Plan`` of a problem, whatever the GPU is."""
-    shares = tma.share("blackwell", problem)
-    SLICE = min(32, shares.options["BLOCK_N"])
-    return tma.plan_of(wgrad_blackwell_kernel, problem, shares, SLICE=SLICE)
+    cut = hopper.cut_of("blackwell", problem)
+    return hopper.plan_of(wgrad_blackwell_kernel, problem, cut, SLICE=min(32, cut.options["BLOCK_N"]))

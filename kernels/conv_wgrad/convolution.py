@@ -87,20 +87,13 @@ class Conv2d(nn.Conv2d):
         torch's ``forward`` calls this with the layer's parameters, and so do subclasses and programs with others; some put a
         function of their own in its place.
         """
-        stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
-        sides = self._zeros_around() if self.padding_mode == "zeros" else self._pixels_around()
-        return conv2d_layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode)
-
-    def _pixels_around(self):
-        """What torch's ``forward`` reads in every other mode than zeros: made of ``padding`` once, and set by programs."""
-        left, right, top, bottom = self._reversed_padding_repeated_twice
-        return top, bottom, left, right
-
-    def _zeros_around(self):
-        if isinstance(self.padding, str):
-            return self.padding
-        h, w = _two("padding", self.padding)
-        return h, h, w, w
+        stride, dilation, padding = _two("stride", self.stride), _two("dilation", self.dilation), self.padding
+        if self.padding_mode != "zeros":  # what torch reads then: made of ``padding`` once, and set by programs
+            left, right, top, bottom = self._reversed_padding_repeated_twice
+            padding = top, bottom, left, right
+        elif not isinstance(padding, str):
+            padding = _two("padding", padding)
+        return conv2d_layer(input, weight, bias, stride, padding, dilation, self.groups, self.padding_mode)
 
     def __prepare_scriptable__(self):
         """torch's own layer, for ``torch.jit.script``, which cannot read ours."""
@@ -113,8 +106,6 @@ class Conv2d(nn.Conv2d):
 
 def _two(name, value):
     """``(h, w)`` of what torch's convolution takes: that, ``(h,)`` for both, or, set after construction, a number."""
-    if type(value) is tuple and len(value) == 2:
-        return value
     pair = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(pair) not in (1, 2):
         raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
@@ -130,11 +121,10 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     if isinstance(input, Tensor) and input.ndim == 3:
         return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
     input, weight, bias = autocast(input, weight, bias)
+    _check_planes(input, weight, bias, groups)
     if padding_mode != "zeros":
-        _check_planes(input, weight, bias, groups)
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
-    _check_planes(input, weight, bias, groups)
     Co, _, R, S = _sizes(weight)
     N, Ci, H, W = _sizes(input)
     g, *_ = checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
@@ -190,10 +180,9 @@ def convolution_backward(dy, input, weight, stride, padding, dilation, groups, n
     dx = _input_grad(dy, input, weight, choice.equivalent.g) if needs[0] else None
     dw = torch.empty_like(weight) if needs[1] else None
     db = dy.new_empty(dy.shape[1]) if needs[2] else None
-    beside = db if needs[1] and plan.bias_grid else None
     if needs[1]:
-        run(plan, x, rows, dw.permute(0, 2, 3, 1), False, beside, choice.equivalent)
-    if db is not None and beside is None:
+        run(plan, x, rows, dw.permute(0, 2, 3, 1), equivalent=choice.equivalent)
+    if needs[2]:
         bias_grad_into(db, rows, False)
     return dx, dw, db
 

@@ -2,15 +2,13 @@
 
     time    = launch + (compute^2 + memory^2)^(1/2) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
-              and next for every other tile that a share meets, all uneven times as long
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
-    memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
-              read at the same time crosses from the L2 cache once; and more where rows begin within a line of that cache
-              elements copied first, or transposed last, at their own rates
+    memory  = both tensors once, and more where rows begin within a line of the L2 cache, at the GPU's bandwidth;
+              elements copied first, at their own rate
     sums    = sum + turns turn + bytes / partials    where a sum is cut into splits: a second launch adds them, a few a turn
 
-``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
-Everything else is the GPU's.
+``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least;
+that is no less than what memory answers in, shared among the steps that are under way. Everything else is the GPU's.
 
 ``python -m benchmarks.populations.fit`` finds them from recorded times and writes ``costs.json``, by the names of
 GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU. On a GPU that has none, ``choose_split``
@@ -21,11 +19,12 @@ import functools
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-AT_ONCE = 16  # partial sums that are loaded before the first addition waits
+AT_ONCE = 64  # partial sums that are loaded before the first addition waits, at most
 MOST = 528  # splits of a sum
 LINE = 128  # bytes of the L2 cache's
+LATENCY = 1.0  # microseconds in which memory answers a lone program
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
 
@@ -33,12 +32,10 @@ WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut in
 class Load(NamedTuple):
     """What a launch asks of the GPU.
 
-    ``items`` programs or shares of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume``
-    times what the tile's parameters are for; ``segments`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
-    elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
-    which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
-    in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
-    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache.
+    ``items`` programs of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume`` times what
+    the tile's parameters are for; ``slots`` partial sums of ``numel`` elements; ``bytes`` of the tensors. ``copied``:
+    elements that are copied first, into rows that TMA can read. ``astray``: bytes that programs read in rows which begin
+    within a line of the L2 cache.
     """
 
     items: int
@@ -48,33 +45,43 @@ class Load(NamedTuple):
     numel: int
     bytes: int
     volume: float = 1.0
-    segments: int = 1
-    zeroed: int = 0
-    apart: int = 0
-    turned: bool = False
     copied: int = 0
     astray: int = 0
 
 
-class Candidate(NamedTuple):
-    """A ``tile``, the ``options`` that a kernel is launched with, the ``work`` that the launch is described by, and the
-    predicted ``time`` in microseconds."""
+class Cut(NamedTuple):
+    """How a sum is shared out: ``tiles`` of a kernel with these ``options``, each over ``blocks`` of pixels, which are cut
+    into ``splits`` of ``per`` blocks, the last of them maybe shorter."""
 
-    tile: dict
     options: dict
-    work: Any
-    time: float
+    tiles: int
+    blocks: int
+    splits: int = 1
+    per: int = 0
 
     @property
-    def splits(self):
-        """How many splits each tile's sum is cut into."""
-        return getattr(self.work, "work", self.work).splits
+    def items(self):
+        """How many sums there are over a split."""
+        return self.tiles * self.splits
+
+    def into(self, asked):
+        """The same in so many splits, or as many as there are blocks."""
+        splits, per = equal_splits(self.blocks, asked)
+        return self._replace(splits=splits, per=per)
+
+
+class Candidate(NamedTuple):
+    """A ``tile`` with its parameters, the ``cut`` that a kernel is launched for, and the predicted microseconds."""
+
+    tile: dict
+    cut: Cut
+    time: float
 
     def __str__(self):
-        tile = "x".join(str(self.options[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in self.options)
-        named = ("GROUPS", "RUN", "STAGES", "num_warps", "num_ctas")
-        more = [f"{name} {self.options[name]}" for name in named if name in self.options]
-        return f"{tile}, {', '.join(more)}, split-K {self.splits}: {self.time:.1f} us"
+        options = self.cut.options
+        tile = "x".join(str(options[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in options)
+        more = [f"{name} {options[name]}" for name in ("GROUPS", "RUN", "STAGES", "num_warps") if name in options]
+        return f"{tile}, {', '.join(more)}, split-K {self.cut.splits}: {self.time:.1f} us"
 
 
 @functools.cache
@@ -94,26 +101,18 @@ def tiles_of(costs, kind):
 
 def predicted(costs, kind, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``; kind: "product", "hopper" or "depthwise"."""
-    processors = costs["multiprocessors"] // together(tile)
-    full, rest = divmod(load.items, processors * load.held)
-    start, steps = costs["start"][kind] + (load.segments - 1) * costs["next"], load.per * load.volume
+    full, rest = divmod(load.items, costs["multiprocessors"] * load.held)
+    start, steps = costs["start"][kind], load.per * load.volume
     compute = full * (start + steps * step(tile, load.held))
     if rest:
-        compute += start + steps * step(tile, -(-rest // processors))
-    if load.segments > 1:
-        compute *= costs["uneven"]
-    apart, astray = costs["apart"] * load.apart, costs["astray"] * load.astray
-    memory = (load.bytes + apart + astray) / costs["bandwidth"]
+        compute += start + steps * step(tile, -(-rest // costs["multiprocessors"]))
+    memory = (load.bytes + costs["astray"] * load.astray) / costs["bandwidth"]
     time = costs["launch"] + math.hypot(compute, memory)
-    if load.slots > 1 or load.turned:
+    if load.slots > 1:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
-    if load.turned:
-        time += load.numel / costs["transposed"]
     if load.copied:
         time += costs["launch"] + load.copied / costs["copies"]
-    if load.zeroed:
-        time += costs["sum"] + 4 * load.zeroed * load.numel / costs["partials"]
     return time
 
 
@@ -127,21 +126,21 @@ def astray(g, rows, columns):
 
 def step(tile, sharing):
     """Microseconds of a step of a program that shares a multiprocessor with others, ``sharing`` in all."""
-    return (tile["alone"] ** 4 + (sharing * tile["busy"]) ** 4) ** 0.25
+    alone = max(tile["alone"], LATENCY / (tile["STAGES"] - 1)) if tile.get("STAGES", 1) > 1 else tile["alone"]
+    return (alone**4 + (sharing * tile["busy"]) ** 4) ** 0.25
 
 
-def together(tile):
-    """Multiprocessors that compute a tile."""
-    return tile.get("num_ctas", 1)
-
-
-def cuts(tiles, blocks, programs, split_k=None):
-    """``{(active, per)}`` worth a prediction: every tile's ``blocks`` in few splits, or in as many as fill the GPU's
-    ``programs`` in whole waves."""
-    if split_k is not None:
-        return {equal_splits(blocks, split_k)}
-    counts = {1, 2, 3, *(int(waves * programs) // tiles for waves in WAVES), -(-programs // tiles)}
-    return {equal_splits(blocks, count) for count in counts if 1 <= count <= MOST}
+def weighed(costs, kind, tile, cut, load, split_k=None):
+    """A ``Candidate`` of every ``Cut`` that is worth a prediction: the tiles' blocks in few splits, or in as many as fill the
+    GPU in whole waves. ``load``: of a program, with the partial sums of a split for ``slots``."""
+    programs, counts = costs["multiprocessors"] * load.held, {split_k}
+    if split_k is None:
+        counts = {1, 2, 3, *(int(waves * programs) // cut.tiles for waves in WAVES), -(-programs // cut.tiles)}
+    found = []
+    for splits, per in sorted({equal_splits(cut.blocks, count) for count in counts if 1 <= count <= (split_k or MOST)}):
+        own = load._replace(items=cut.tiles * splits, per=per, slots=load.slots * splits)
+        found.append(Candidate(tile, cut._replace(splits=splits, per=per), predicted(costs, kind, tile, own)))
+    return found
 
 
 def fitting(tiles, rows, columns):
@@ -184,10 +183,8 @@ def choose_split(tiles, blocks, block, held):
         held: programs that the GPU runs at once.
     """
 
-    START, PARTIAL = (
-        256,
-        800,
-    )  # pixels' time: to fill the pipeline and store a tile, and of a partial sum written and read
+    # pixels' time: to fill the pipeline and store a tile, and of a partial sum written and read
+    START, PARTIAL = 256, 800
 
     def cost(splits):
         active, per = equal_splits(blocks, splits)

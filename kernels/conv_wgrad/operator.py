@@ -22,17 +22,16 @@ from kernels.common.checks import (
     shown,
 )
 from kernels.common.configs import configuration, declare
+from kernels.common.math import block, cdiv
 from kernels.common.operator import launch, layout, planned, register
-from kernels.conv_wgrad import blackwell, portable
+from kernels.conv_wgrad import blackwell, hopper, portable
 from kernels.conv_wgrad.cost import AT_ONCE, cheapest
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.plain import sum_kernel, turned_sum_kernel
+from kernels.conv_wgrad.plain import sum_kernel
 from kernels.conv_wgrad.problem import Equivalent, Problem, equivalents, patches_as_channels
 
 BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}  # in the order of preference
 FEW = 4  # partial sums
-SIDES = (16, 32)  # of a turned block: a thread has one element, or four where partial sums are few
 
 
 @public
@@ -203,11 +202,10 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
 declare(
     "conv_wgrad",
     {
-        "product": {"tf32", "ieee", "16-bit", "16-bit narrow", "16-bit pointwise narrow", "16-bit scalar"},
+        "product": {"tf32", "ieee", "16-bit", "16-bit narrow", "16-bit scalar"},
         "depthwise": {"few taps", "many taps"},
         "bias": {"default"},
         "sum": {"few", "many"},
-        "short": {"default"},
         "hopper": {"default"},
         "blackwell": {"default"},
     },
@@ -251,11 +249,11 @@ def predicted(problem):
     """Lines of text: every candidate that the model of cost weighed, of all backends that can take the problem, fastest
     first."""
     weighed = [
-        (candidate.time, f"  {name}{' turned' * equivalent.problem.turned} {candidate}")
-        for equivalent in equivalents(problem)
+        (candidate.time, f"  {name}{' turned' * own.turned}{' folded' * (own.fold > 1)} {candidate}")
+        for own in (equivalent.problem for equivalent in equivalents(problem))
         for name, backend in BACKENDS.items()
-        if backend.reason_not(equivalent.problem.g, problem.dtype, problem.device) is None
-        for candidate in backend.candidates(equivalent.problem)
+        if backend.reason_not(own.g, own.dtype, own.device) is None
+        for candidate in backend.candidates(own)
     ]
     return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
 
@@ -277,53 +275,44 @@ def plan_wgrad(input, grad_output, convolution, precision, device, backend="auto
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
 
 
-def run(plan, input, grad_output, out, accumulate=False, bias=None, equivalent=None):
+def run(plan, input, grad_output, out, accumulate=False, equivalent=None):
     """Launch a ``Plan`` and bring its sums into ``out``, in any layout; ``accumulate``: add them.
 
-    bias: where the bias gradient [Co] goes, of a plan with a ``bias_grid``. equivalent: what the plan is for; ``None``: the
-    problem as it is.
+    equivalent: what the plan is for; ``None``: the problem as it is.
     """
     dense = out
     if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
         dense = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
-    adds, turned = accumulate and dense is out, equivalent is not None and equivalent.problem.turned
     target = dense
-    if plan.slots != 1 or adds or turned:
+    if plan.slots != 1 or accumulate and dense is out:
         target = torch.empty((plan.slots, *out.shape), dtype=torch.float32, device=out.device)
     if plan.slots:
         x, dy = input, grad_output
-        if turned or equivalent is not None and equivalent.f is not equivalent.g:
+        if equivalent is not None and equivalent.problem.g is not equivalent.g:
             x, dy = equivalent.tensors(input, grad_output)
         x = plan.copy(x) if plan.copied[0] else x
         dy = plan.copy(dy) if plan.copied[1] else dy
-        grid = plan.grid if bias is None else plan.bias_grid
-        launch(plan.kernel, grid, *plan.arguments(x, dy, target, bias), *plan.sizes, **plan.meta)
+        launch(plan.kernel, plan.grid, *plan.arguments(x, dy, target), *plan.sizes, **plan.meta)
     if target is not dense:
-        sum_splits(target, dense.view(equivalent.f.weight_shape) if turned else dense, adds, turned)
+        sum_splits(target, dense, accumulate and dense is out)
     if dense is not out:
         out.add_(dense) if accumulate else out.copy_(dense)
 
 
-def sum_splits(partials, out, accumulate, turned=False):
+def sum_splits(partials, out, accumulate):
     """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
 
     Args:
         partials: fp32 [splits, ...], contiguous; no splits sum to zero.
         out: contiguous; written, or with ``accumulate`` added to.
         accumulate: bool.
-        turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
     """
     splits = partials.shape[0]
     options = _sum_options(splits <= FEW, out.device)
-    meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if splits <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
-    if turned:
-        Co, R, S, Ci = out.shape
-        side = SIDES[splits <= FEW]
-        grid = (R * S * -(-Co // side) * -(-Ci // side),)
-        launch(turned_sum_kernel, grid, partials, out, splits, Co, R * S, Ci, SIDE=side, **meta)
-    else:
-        grid = (-(-out.numel() // options["BLOCK"]),)
-        launch(sum_kernel, grid, partials, out, out.numel(), splits, BLOCK=options["BLOCK"], **meta)
+    at_once = FEW if splits <= FEW else min(AT_ONCE, block(splits))
+    grid = (cdiv(out.numel(), options["BLOCK"]),)
+    meta = {"ACCUMULATE": accumulate, "AT_ONCE": at_once} | options
+    launch(sum_kernel, grid, partials, out, out.numel(), splits, **meta)
 
 
 @planned
@@ -337,6 +326,14 @@ def wgrad_by(backend, input, grad_output, g, out, accumulate=False, split_k=None
     run(plan, input, grad_output, out, accumulate)
 
 
+def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
+    """The weight gradient in, or added to, a given one."""
+    convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
+    x, dy, precision = layout(input), layout(grad_output), torch.backends.cudnn.conv.fp32_precision
+    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k)
+    run(plan, input, grad_output, out, accumulate, choice.equivalent)
+
+
 def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     """The weight gradient in a new tensor."""
     convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
@@ -347,25 +344,17 @@ def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backe
     return out
 
 
-def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
-    """The weight gradient in, or added to, a given one."""
-    convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
-    x, dy, precision = layout(input), layout(grad_output), torch.backends.cudnn.conv.fp32_precision
-    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k)
-    run(plan, input, grad_output, out, accumulate, equivalent=choice.equivalent)
-
-
-def new_bias_grad(grad_output):
-    """The bias gradient in a new tensor."""
-    out = grad_output.new_empty(grad_output.shape[-1])
-    bias_grad_into(out, grad_output, False)
-    return out
-
-
 def bias_grad_into(out, grad_output, accumulate):
     """The bias gradient in, or added to, a given one [Co] of any layout."""
     plan = portable.plan_bias(layout(grad_output), grad_output.device)
     run(plan, None, grad_output, out, accumulate)
+
+
+def new_bias_grad(grad_output):
+    """The bias gradient in a new tensor."""
+    out = _bias_grad_shape(grad_output)
+    bias_grad_into(out, grad_output, False)
+    return out
 
 
 # As torch sees them: operators with known output shapes, in a compiled graph as in an eager one.
@@ -377,6 +366,10 @@ _WGRAD = f"Tensor input, Tensor grad_output, SymInt R, SymInt S, {GEOMETRY}, str
 
 def _wgrad_shape(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     return input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
+
+
+def _bias_grad_shape(grad_output):
+    return grad_output.new_empty(grad_output.shape[-1])
 
 
 def _flops(input, grad_output, R, S, stride, padding, dilation, groups, *rest):
@@ -401,7 +394,7 @@ _wgrad_into = register(
 _bias_grad = register(
     "conv2d_bias_grad(Tensor grad_output) -> Tensor db",
     new_bias_grad,
-    lambda dy: dy.new_empty(dy.shape[-1]),
+    _bias_grad_shape,
     operator="conv_wgrad",
 )
 _bias_grad_into = register(

@@ -4,7 +4,6 @@ Which tiles and splits it launches the model of cost predicts, or the table says
 """
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -12,19 +11,18 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.math import cdiv
+from kernels.common.math import block, cdiv
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad import depthwise, plain
-from kernels.conv_wgrad.cost import choose_split, equal_splits
+from kernels.conv_wgrad.cost import Cut, choose_split
 from kernels.conv_wgrad.depthwise import depthwise_kernel, shares, taps_of
 from kernels.conv_wgrad.geometry import tile_waste
-from kernels.conv_wgrad.problem import Plan, read_through
+from kernels.conv_wgrad.problem import TOGETHER_CHANNELS, VECTOR, Plan, read_through
 
-VECTOR = 8  # channels in 16 bytes
 THIN = 64  # channels of TMA's widest blocks
 ALIGNED = "product rows", "product im2col"  # names of tiles whose tensors are read in whole vectors
-TOGETHER_CHANNELS = 64  # rows of a Hopper matrix instruction
+ROWS = 64  # of a Hopper matrix instruction: channels of groups that are multiplied as one
 CONVERT, LOAD = 2, 4  # see ``depthwise_volume``
 REGISTERS = 190  # that a depthwise thread's values may take, beside its addresses
 
@@ -38,24 +36,23 @@ def reason_not(g, dtype, device):
 
 
 def groups_together(g):
-    """How many groups are multiplied as one: the most that fill no more than a tile of TOGETHER_CHANNELS channels."""
-    widest = max(g.Co_group, g.Ci_group, 1)
-    return max(n for n in range(1, g.groups + 1) if g.groups % n == 0 and (n == 1 or n * widest <= TOGETHER_CHANNELS))
+    """How many groups are multiplied as one: the most whose channels are no more than a tile's rows, on either side; in a
+    product of rows, on one side."""
+    narrow, wide = sorted((max(g.Co_group, 1), max(g.Ci_group, 1)))
+    most = min(ROWS // narrow, (TOGETHER_CHANNELS if g.pointwise else ROWS) // wide)
+    return max(n for n in range(1, g.groups + 1) if g.groups % n == 0 and (n == 1 or n <= most))
 
 
 def size_class(g, dtype, precision):
     """The kernel's key in the table: how many sums a thread's channel has, where it is depthwise; else the product's: the
-    arithmetic, whether x is read by single channels, whether few output channels make tiles narrow, of im2col or of x."""
+    arithmetic, and whether x is read by single channels, or few output channels make tiles narrow."""
     if is_depthwise(g):
         return "few taps" if g.R * g.S <= 12 else "many taps"
     if dtype == torch.float32:
         return precision
-    together = groups_together(g)
-    if g.Ci_group * together % 4:
+    if g.Ci_group * groups_together(g) % 4:
         return "16-bit scalar"
-    if g.Co_group * together > 64:
-        return "16-bit"
-    return "16-bit pointwise narrow" if g.pointwise else "16-bit narrow"
+    return "16-bit narrow" if product_of(g)[0] <= 64 else "16-bit"
 
 
 def is_depthwise(g):
@@ -70,23 +67,52 @@ def options_for(problem):
     return configuration("conv_wgrad", kernel, key, problem.device)
 
 
-def sum_of(g, options):
-    """``(sizes, groups)`` of what is cut into tiles: how many sums of (rows, columns, reduction)."""
+def product_of(g):
+    """``(rows, columns, pixels)`` of the product of the groups that are multiplied as one."""
+    together = groups_together(g)
+    return g.Co_group * together, g.columns * together, g.M
+
+
+def lead(own, channels):
+    """How many channels of others there may be in the vector that begins a group's ``own``, of so many side by side."""
+    unit = plain.common_unit(VECTOR, channels)
+    return unit - math.gcd(unit, own)
+
+
+def tiles_along(g, options):
+    """``(tiles along rows, tiles along columns)`` of such a product."""
+    rows, columns, _ = product_of(g)
+    rows += lead(rows, g.Co)
+    columns += lead(columns, g.Ci) if g.pointwise else 0
+    return cdiv(rows, options["BLOCK_M"]), cdiv(columns, options["BLOCK_N"])
+
+
+def cut_whole(g, options):
+    """The ``Cut`` of a geometry's sums in one split."""
     if is_depthwise(g):
         rows, taps = taps_of(g, options["SUMS"])
-        return (g.Co, -(-g.R // rows) * -(-g.S // taps), g.N * g.P * -(-g.Q // options["RUN"])), 1
-    together = groups_together(g)
-    return (g.Co_group * together, g.columns * together, g.M), g.groups // together
+        tiles = cdiv(g.Co, options["BLOCK_M"]) * cdiv(g.R, rows) * cdiv(g.S, taps)
+        return Cut(options, tiles, cdiv(g.N * g.P * cdiv(g.Q, options["RUN"]), options["BLOCK_K"]))
+    tiles = math.prod(tiles_along(g, options)) * g.groups // groups_together(g)
+    return Cut(options, tiles, cdiv(g.M, options["BLOCK_K"]))
 
 
 def cut_of(problem):
-    """The ``Cut`` of a problem: by the model of cost where the table names one, else by the table."""
+    """The ``Cut`` of a problem: by the model of cost where the table names one, else by the table, whose ``HELD`` says how
+    many programs the GPU runs at once."""
     if found := candidates(problem):
-        return model.cheapest(found).work
-    options = options_for(problem)
-    if is_depthwise(problem.g):
-        options["RUN"] = shares(problem.g.Q, options["RUN"])
-    return cut(*sum_of(problem.g, options), options, problem.split_k, options.get("RUN", 1))
+        return model.cheapest(found).cut
+    g, options = problem.g, options_for(problem)
+    held, steps = options.pop("HELD"), 1
+    if is_depthwise(g):
+        options["RUN"] = steps = shares(g.Q, options["RUN"])
+        sizes = {"BLOCK_M": g.Co, "BLOCK_K": g.N * g.P * cdiv(g.Q, steps)}
+    else:
+        sizes = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), product_of(g), strict=True))
+    # no tile is more than twice as long as what it covers, but matrix units need 16
+    options |= {name: min(options[name], block(size)) for name, size in sizes.items()}
+    whole = cut_whole(g, options)
+    return whole.into(problem.split_k or choose_split(whole.tiles, whole.blocks, options["BLOCK_K"] * steps, held))
 
 
 @planned
@@ -106,7 +132,7 @@ def nothing_to_sum(g):
 def considered(problem, costs, tiles):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every cut that is worth a prediction."""
     g, volume, found = problem.g, 1.0, []
-    rows, columns = (g.Co, 0) if is_depthwise(g) else sum_of(g, {})[0][:2]
+    rows, columns = (g.Co, 0) if is_depthwise(g) else product_of(g)[:2]
     if is_depthwise(g):  # times are those of a number of sums: one that this filter has, if there is such a tile
         tiles = [tile for tile in tiles if math.prod(taps_of(g, tile["SUMS"])) == tile["SUMS"]] or tiles
     for tile in model.fitting([tile for tile in tiles if suits(g, tile)], rows, columns):
@@ -116,31 +142,17 @@ def considered(problem, costs, tiles):
             if registers(g, options) > REGISTERS:
                 continue
             volume = depthwise_volume(g, options)
-        one = cut(*sum_of(g, options), options, split_k=1)
-        kind, programs, cuts = tiles_for(g).split()[0], costs["multiprocessors"] * tile["held"], []
-        for splits, per in sorted(model.cuts(one.tiles, one.blocks, programs, problem.split_k)):
-            load = load_of(problem, options, one.tiles, splits, per, tile["held"], volume)
-            work = replace(one, splits=splits, per=per)
-            cuts.append(model.Candidate(tile, options, work, model.predicted(costs, kind, tile, load)))
-        found.append(cuts)
+        load, kind = load_of(problem, options, tile["held"], volume), tiles_for(g).split()[0]
+        found.append(model.weighed(costs, kind, tile, cut_whole(g, options), load, problem.split_k))
     return found
 
 
-def load_of(problem, options, tiles, splits, per, held, volume):
-    """What the launch of a ``Cut`` asks of the GPU."""
-    g = problem.g
+def load_of(problem, options, held, volume=1.0):
+    """What a program of a ``Cut`` asks of the GPU."""
+    g, fold = problem.g, problem.fold
     moved = problem.dtype.itemsize * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
-    return model.Load(
-        tiles * splits,
-        per,
-        held,
-        splits,
-        g.Co * g.columns,
-        moved,
-        volume,
-        turned=problem.turned,
-        astray=model.astray(g, options["BLOCK_M"], options["BLOCK_N"]) if g.groups == 1 else 0,
-    )
+    astray = model.astray(g, options["BLOCK_M"], options["BLOCK_N"]) if g.groups == 1 else 0
+    return model.Load(1, 1, held, fold, g.Co * g.columns // fold, moved, volume, astray=astray)
 
 
 def tiles_for(g):
@@ -148,7 +160,7 @@ def tiles_for(g):
     at least: of single channels there are none."""
     if is_depthwise(g):
         return "depthwise"
-    unit = plain.common_unit(VECTOR, g.Co, g.Ci, g.Ci_group * groups_together(g))
+    unit = plain.common_unit(VECTOR, g.Co, g.Ci if g.pointwise else g.Ci_group * groups_together(g))
     vectors = "" if unit == VECTOR else "unaligned " if unit > 1 else "scalar "
     return f"product {vectors}{'rows' if g.pointwise else 'im2col'}"
 
@@ -156,11 +168,14 @@ def tiles_for(g):
 def suits(g, tile):
     """Whether a tile is worth a prediction. TMA can bring blocks of dy, and of x where that is im2col already, if rows are a
     multiple of 16 bytes apart, and should unless rows are short: TMA is slow where a block is mostly outside. Of slim tiles
-    of x that is im2col already the memory's rate is known, not the products'.
+    of x that is im2col already the memory's rate is known, not the products'. Beside the diagonal of groups that are
+    multiplied as one there is nothing, so that rows of them are one tile.
     """
     if is_depthwise(g):
         return True
-    rows, columns, _ = sum_of(g, {})[0]
+    if g.pointwise and groups_together(g) > 1 and tiles_along(g, tile) != (1, 1):
+        return False
+    rows, columns, _ = product_of(g)
     sides = tile["BLOCK_M"], tile["BLOCK_N"]
     if tiles_for(g) == "product rows" and min(rows, columns) > THIN and max(sides) >= 4 * min(sides):
         return False
@@ -168,68 +183,28 @@ def suits(g, tile):
     return aligned if tile["TMA"] else not aligned or not tiles_for(g).startswith(ALIGNED) or min(rows, columns) <= THIN
 
 
+def seen_of(g, options):
+    """Pixels of x that a depthwise program's taps in a row see of a strip."""
+    return (options["RUN"] - 1) * g.stride[1] + (taps_of(g, options["SUMS"])[1] - 1) * g.dilation[1] + 1
+
+
+def channels_of(options):
+    """Channels of a depthwise program's thread."""
+    return max(1, options["BLOCK_M"] * options["BLOCK_K"] // (32 * options["num_warps"]))
+
+
 def registers(g, options):
     """How many values a depthwise thread holds: its sums, a strip of dy, and what a row of taps sees of x."""
-    channels = max(1, options["BLOCK_M"] * options["BLOCK_K"] // (32 * options["num_warps"]))
-    rows, taps = taps_of(g, options["SUMS"])
-    return channels * (
-        rows * taps + options["RUN"] + (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
-    )
+    return channels_of(options) * (math.prod(taps_of(g, options["SUMS"])) + options["RUN"] + seen_of(g, options))
 
 
 def depthwise_volume(g, options):
     """Thousands of multiplications that a step takes as long as: a value that is read takes as long as CONVERT, and the load
     that brings it, with those of as many channels as a thread has beside each other, as long as LOAD."""
-    BLOCK_M, BLOCK_K, RUN = (options[name] for name in ("BLOCK_M", "BLOCK_K", "RUN"))
-    rows, taps = taps_of(g, options["SUMS"])
-    seen = (RUN - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
-    vector = plain.common_unit(8, g.Co, max(1, BLOCK_M * BLOCK_K // (32 * options["num_warps"])))
-    return BLOCK_M * BLOCK_K * (RUN * rows * taps + (CONVERT + LOAD / vector) * (RUN + rows * seen)) / 1000
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A launch of ``tiles`` * ``splits`` programs: each sums one tile over ``per`` of the reduction's ``blocks``.
-
-    ``options`` are the kernel's constexpr arguments and number of warps; ``tile`` its extent along rows, columns, reduction.
-    """
-
-    options: dict
-    tile: tuple[int, int, int]
-    tiles: int
-    blocks: int
-    splits: int
-    per: int
-
-    @property
-    def programs(self):
-        return self.tiles * self.splits
-
-
-def cut(sizes, groups, options, split_k=None, length=1):
-    """The ``Cut`` of a sum with these sizes.
-
-    Args:
-        sizes: (rows, columns, reduction) of one group. A kernel without BLOCK_N has a program for each column.
-        groups: how many such sums there are.
-        options: of the kernel, and ``HELD``: how many programs the GPU runs at once; without it ``split_k`` must be given,
-            and tiles are taken as long as they are.
-        split_k: splits of the reduction, or ``None`` for as many as cost least.
-        length: pixels in one step of the reduction.
-    """
-    held = options.get("HELD")
-    names = "BLOCK_M", "BLOCK_N", "BLOCK_K"
-    # no tile is more than twice as long as what it covers, but matrix units need 16; a model of tiles takes them whole
-    most = [math.inf if held is None else max(16, 1 << max(0, size - 1).bit_length()) for size in sizes]
-    tile = tuple(min(options.get(name, 1), limit) for name, limit in zip(names, most, strict=True))
-    options = {name: value for name, value in options.items() if name != "HELD"}
-    options |= {name: size for name, size in zip(names, tile, strict=True) if name in options}
-    rows, columns, blocks = (-(-size // width) for size, width in zip(sizes, tile, strict=True))
-    tiles = rows * columns * groups
-    active, per = equal_splits(
-        blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k
-    )
-    return Cut(options, tile, tiles, blocks, active, per)
+    (rows, taps), RUN = taps_of(g, options["SUMS"]), options["RUN"]
+    vector = plain.common_unit(VECTOR, g.Co, channels_of(options))
+    values = RUN * rows * taps + (CONVERT + LOAD / vector) * (RUN + rows * seen_of(g, options))
+    return options["BLOCK_M"] * options["BLOCK_K"] * values / 1000
 
 
 # What is launched.
@@ -243,73 +218,57 @@ def plan(problem):
     return plan_cut(problem, cut_of(problem))
 
 
-def plan_cut(problem, chosen):
+def plan_cut(problem, cut):
     """The ``Plan`` of a ``Cut``."""
-    g, short = problem.g, configuration("conv_wgrad", "short", "default", problem.device)
-    if g.M <= short["PIXELS"] and chosen.options.get("TMA"):
-        chosen = replace(chosen, options=chosen.options | {"TMA": False})  # it would be over before TMA has been told
     x, copies_x = read_through(plain.channels_adjacent, problem.input)
     dy, copies_dy = read_through(plain.rows_of, problem.grad_output)
     why = "its channels are not adjacent" * copies_x, "not rows of adjacent channels one step apart" * copies_dy
-    launched = _depthwise(problem, chosen, x, dy) if is_depthwise(g) else _product(problem, chosen, x, dy)
-    kernel, sizes, meta, arguments = launched
-    # a program that walked all pixels of many for the bias would end last
-    beside = kernel is plain.wgrad_kernel and g.M <= short["BIAS"] and chosen.splits == 1 and not problem.turned
-    bias_grid = (chosen.programs + cdiv(g.Co, chosen.options["BLOCK_M"]),) if beside else None
-    text = describe(problem, chosen)
-    return Plan(text, kernel, (chosen.programs,), sizes, meta, chosen.splits, arguments, why, bias_grid=bias_grid)
+    kernel, sizes, meta, arguments = (_depthwise if is_depthwise(problem.g) else _product)(problem, cut, x, dy)
+    return Plan(describe(problem.g, cut), kernel, (cut.items,), sizes, meta, cut.splits * problem.fold, arguments, why)
 
 
-def _depthwise(problem, chosen, x, dy):
+def _depthwise(problem, cut, x, dy):
     """``(kernel, sizes, meta, arguments)`` for tensors with the layouts x and dy."""
-    g = problem.g
+    g, options = problem.g, dict(cut.options)
     steps = dy.strides[0], *x.strides[:3]
     unit = plain.common_unit(16 // x.dtype.itemsize, g.Co, *steps)
-    options = dict(chosen.options)
     rows, taps = taps_of(g, options.pop("SUMS"))
     options |= {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1]}
-    runs = -(-g.Q // options["RUN"])
-    strips = g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per
+    runs = cdiv(g.Q, options["RUN"])
+    strips = g.N * g.P * runs, runs, g.Co_group, g.Co // unit, cut.blocks, cut.per
     pixels = *(step // unit for step in steps), g.stride[0], g.padding[0], g.padding[2], g.dilation[0]
     sizes = *strips, g.P, g.Q, g.H, g.W, g.R, g.S, *pixels
-    return depthwise_kernel, sizes, compiled_for(depthwise.Tile, options), lambda x, dy, target, bias: (dy, x, target)
+    return depthwise_kernel, sizes, compiled_for(depthwise.Tile, options), lambda x, dy, target: (dy, x, target)
 
 
-def _product(problem, chosen, x, dy):
+def _product(problem, cut, x, dy):
     """The same."""
-    g, vector, together = problem.g, 16 // x.dtype.itemsize, groups_together(problem.g)
+    g, vector, together, options = problem.g, 16 // x.dtype.itemsize, groups_together(problem.g), dict(cut.options)
     Co, Ci = g.Co_group * together, g.Ci_group * together
-    unit_o = plain.common_unit(vector, Co, dy.strides[0])
-    unit_c = plain.common_unit(vector, Ci, *x.strides[:3])
-    units = dy.strides[0] // unit_o, *(stride // unit_c for stride in x.strides[:3])
-    options = dict(chosen.options)
-    BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     pointwise = plain.is_rows(g, x.strides)
+    unit_o = plain.common_unit(vector, g.Co, dy.strides[0])
+    unit_c = plain.common_unit(vector, g.Ci if pointwise else Ci, *x.strides[:3])
+    steps = dy.strides[0] // unit_o, *(stride // unit_c for stride in x.strides[:3])
     matrices = [(dy.strides[0], g.Co, unit_o, dy.address)] + [(x.strides[2], g.Ci, unit_c, x.address)] * pointwise
+    readable = all(unit == vector and address == 0 and step >= wide for step, wide, unit, address in matrices)
     has_descriptors = runtime.interpreted or is_cuda_architecture(problem.device, 9, 10, 11, 12)
-    options["TMA"] &= (
-        has_descriptors
-        and g.M < 2**31
-        and all(unit == vector and address == 0 and step >= columns for step, columns, unit, address in matrices)
-    )
-    counts = g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.per
-    sizes = *counts, g.P, g.Q, g.H, g.W, g.R, g.S, *units, *plain.steps_of(g, BLOCK_K)
-    options |= {
-        "UNIT_O": unit_o,
-        "UNIT_C": unit_c,
-        "POINTWISE": pointwise,
-        "WIDE": plain.is_wide(g, BLOCK_K, *units[1:]),
-    }
-    options |= {"PRECISION": problem.input_precision, "TOGETHER": together}
-    step_dy, step_x = dy.strides[0], x.strides[2]
+    options["TMA"] &= has_descriptors and g.M < 2**31 and readable
+    options |= {"UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise}
+    options |= {"WIDE": plain.is_wide(g, options["BLOCK_K"], *steps[1:]), "PRECISION": problem.input_precision}
+    within = Co % unit_o or Ci % unit_c
+    options |= {"TOGETHER": together, "TURNED": problem.turned, "WITHIN": within > 0}
+    tiles_m, tiles_n = tiles_along(g, options)
+    counts = g.M, g.groups // together, tiles_m * tiles_n, tiles_m, Co, Ci, cut.per
+    sizes = *counts, g.P, g.Q, g.H, g.W, g.R, g.S, *steps, *plain.steps_of(g, options["BLOCK_K"])
 
-    def described(x, dy, target, bias):
+    def described(x, dy, target):
         """Descriptors of matrices of rows, in whatever shape their memory is given."""
-        rows = TensorDescriptor(dy, [g.M, g.Co], [step_dy, 1], [BLOCK_K, BLOCK_M])
-        x = TensorDescriptor(x, [g.M, g.Ci], [step_x, 1], [BLOCK_K, BLOCK_N]) if pointwise else x
-        return rows, x, target, dy, bias
+        matrix = lambda t, C, step, tile: TensorDescriptor(t, [g.M, C], [step, 1], [options["BLOCK_K"], options[tile]])  # noqa: E731
+        rows = matrix(dy, g.Co, step_dy, "BLOCK_M")
+        return rows, matrix(x, g.Ci, step_x, "BLOCK_N") if pointwise else x, target
 
-    arguments = described if options["TMA"] else lambda x, dy, target, bias: (dy, x, target, dy, bias)
+    step_dy, step_x = dy.strides[0], x.strides[2]
+    arguments = described if options["TMA"] else lambda x, dy, target: (dy, x, target)
     return plain.wgrad_kernel, sizes, compiled_for(plain.Tile, options), arguments
 
 
@@ -319,36 +278,43 @@ def compiled_for(kind, options):
     return {"T": kind(**tile)} | {name: value for name, value in options.items() if name not in tile}
 
 
-def describe(problem, chosen):
-    """What ``run`` would launch, in words: sizes, configuration, split-K and tile waste.
+def describe(g, cut):
+    """What is launched, in words: sizes, configuration, split-K and tile waste.
 
     A depthwise sum's tiles are channels, rows and columns of the filter, rows of output pixels, and pixels in a row; of
     groups that are multiplied as one, products of one group's channels and another's are waste, too.
     """
-    g, sizes = problem.g, sum_of(problem.g, chosen.options)[0]
+    options = cut.options
     if is_depthwise(g):
         what = f"sums of {g.Co} channels and {g.R * g.S} taps over {g.M} pixels, no product"
-        run, taps = chosen.options["RUN"], taps_of(g, chosen.options["SUMS"])
-        strips = g.N * g.P * -(-g.Q // run)
-        waste = tile_waste((g.Co, g.R, g.S, strips, g.Q), (chosen.tile[0], *taps, chosen.tile[2], run))
+        sizes = g.Co, g.R, g.S, g.N * g.P * cdiv(g.Q, options["RUN"]), g.Q
+        tile = options["BLOCK_M"], *taps_of(g, options["SUMS"]), options["BLOCK_K"], options["RUN"]
+        waste = tile_waste(sizes, tile)
     else:
-        rows, columns, pixels = sizes
-        together = groups_together(g)
+        (rows, columns, pixels), together = product_of(g), groups_together(g)
         what = f"product [{rows} x {pixels}][{pixels} x {columns}]"
         if g.groups > 1:
             what += f" in {g.groups} groups" + f", {together} of them multiplied together" * (together > 1)
-        waste = together * tile_waste(sizes, chosen.tile)
-    options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
-    return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.splits}; tile waste {waste:.2f}"
+        tile = options["BLOCK_M"], options["BLOCK_N"], options["BLOCK_K"]
+        waste = together * tile_waste((rows, columns, pixels), tile)
+    return f"{what}; {cut_as_text(cut, waste)}"
+
+
+def cut_as_text(cut, waste):
+    """A ``Cut``, and 1.0 where no tile is padded."""
+    options = ", ".join(f"{name} {value}" for name, value in cut.options.items())
+    return f"{options}; {cut.tiles} tiles, split-K {cut.splits}; tile waste {waste:.2f}"
 
 
 @planned
 def plan_bias(grad_output, device):
     """The ``Plan`` of the sums over a gradient [N, P, Q, Co] of this ``Layout``."""
     dy, copied = read_through(plain.rows_of, grad_output)
-    M, Co = dy.shape
-    chosen = cut((Co, 1, M), 1, configuration("conv_wgrad", "bias", "default", device))
-    sizes = M, Co, chosen.blocks, chosen.per, dy.strides[0]
-    take = lambda x, dy, target, bias: (dy, target)  # noqa: E731
+    (M, Co), options = dy.shape, configuration("conv_wgrad", "bias", "default", device)
+    held = options.pop("HELD")
+    options |= {"BLOCK_M": min(options["BLOCK_M"], block(Co)), "BLOCK_K": min(options["BLOCK_K"], block(M))}
+    whole = Cut(options, cdiv(Co, options["BLOCK_M"]), cdiv(M, options["BLOCK_K"]))
+    cut = whole.into(choose_split(whole.tiles, whole.blocks, options["BLOCK_K"], held))
+    sizes = M, Co, cut.blocks, cut.per, dy.strides[0]
     copied = "", "not rows of adjacent channels one step apart" * copied
-    return Plan("", plain.bias_kernel, (chosen.programs,), sizes, chosen.options, chosen.splits, take, copied)
+    return Plan("", plain.bias_kernel, (cut.items,), sizes, options, cut.splits, lambda x, dy, target: (dy, target), copied)

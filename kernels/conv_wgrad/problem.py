@@ -13,6 +13,10 @@ Roles. With stride 1, count from the input pixel (h, w) instead: the output pixe
 
 which is a weight gradient, too: im2col is that of dy, x is read once, and rows of the product are input channels. That is
 less where there are fewer output channels than input channels, a tile's rows are a multiple of 64, or a tap is a copy.
+
+Pixels as groups. Of a filter of one tap over dense images, F pixels are one pixel of F groups of channels: the gradient is
+the sum of the groups', F partial sums. Rows of F C channels are multiples of 16 bytes, which TMA and loads of whole vectors
+need, whatever C is; and few channels fill a tile, as many groups as fit in it multiplied together.
 """
 
 from collections.abc import Callable
@@ -25,11 +29,13 @@ from kernels.common.operator import Layout
 from kernels.conv_wgrad.geometry import Geometry
 
 TMA_STEPS = 8  # pixels that TMA steps over at most
+VECTOR = 8  # channels in 16 bytes
+TOGETHER_CHANNELS = 128  # of groups that are multiplied as one in a product of rows, on the side that has more
 
 
 class Problem(NamedTuple):
     """All that a backend and its plan depend on; ``precision``: torch's switch for float32 in convolutions; ``turned``: x and
-    dy have each other's roles."""
+    dy have each other's roles; ``fold``: so many pixels are groups of one, whose gradients are partial sums."""
 
     g: Geometry
     input: Layout
@@ -38,6 +44,7 @@ class Problem(NamedTuple):
     precision: str
     device: torch.device
     turned: bool = False
+    fold: int = 1
 
     @property
     def dtype(self):
@@ -53,9 +60,8 @@ class Problem(NamedTuple):
 class Plan(NamedTuple):
     """One launch that writes ``slots`` partial sums [slots, Co, R, S, Ci/groups] or, where that is one, the gradient itself.
 
-    ``arguments(x, dy, target, bias)`` gives the kernel's tensors, descriptors among them. ``copied``: why x and dy are first
-    copied, by ``copy``; empty where they are not. ``bias_grid``: the grid of a launch that brings the bias gradient, too,
-    ``None`` where it can't.
+    ``arguments(x, dy, target)`` gives the kernel's tensors, descriptors among them. ``copied``: why x and dy are first
+    copied, by ``copy``; empty where they are not.
     """
 
     text: str
@@ -67,7 +73,6 @@ class Plan(NamedTuple):
     arguments: Callable | None = None
     copied: tuple[str, str] = ("", "")
     copy: Callable = torch.Tensor.contiguous
-    bias_grid: tuple[int] | None = None
 
 
 class Equivalent(NamedTuple):
@@ -81,9 +86,9 @@ class Equivalent(NamedTuple):
 
     def tensors(self, input, grad_output):
         """``(input, grad_output)`` of the problem."""
-        if self.f is not self.g:
-            input, grad_output = patches(input, self.g, self.f), grad_output.reshape(self.f.output_shape)
-        return (grad_output, input) if self.problem.turned else (input, grad_output)
+        g, x = self.problem.g, patches(input, self.g, self.f)
+        x, dy = (grad_output, x) if self.problem.turned else (x, grad_output)
+        return x.reshape(g.input_shape), dy.reshape(g.output_shape)
 
     def __str__(self):
         said = []
@@ -92,11 +97,13 @@ class Equivalent(NamedTuple):
             said.append(f"patches of {self.g.R}x{self.g.S} pixels lie side by side, a filter of {what}")
         if self.problem.turned:
             said.append("x and dy in each other's roles")
+        if self.problem.fold > 1:
+            said.append(f"{self.problem.fold} pixels side by side are groups of one")
         return "; ".join(said)
 
 
 def equivalents(problem):
-    """``[Equivalent, ...]`` of a problem: with patches as channels, and turned where that is possible."""
+    """``[Equivalent, ...]`` of a problem: with patches as channels, and turned and folded where that is possible."""
     g, f = problem.g, patches_as_channels(problem.g)
     input, grad_output, copied = problem.input, problem.grad_output, ""
     if f is not g:
@@ -107,6 +114,8 @@ def equivalents(problem):
     found = [Equivalent(g, f, plain, copied)]
     if t := turned(f):
         other = plain._replace(g=t, input=grad_output, grad_output=input, turned=True)
+        found.append(Equivalent(g, f, other, copied))
+    if other := folded(plain):
         found.append(Equivalent(g, f, other, copied))
     return found
 
@@ -136,19 +145,27 @@ def turned(g):
     return Geometry(g.N, g.P, g.Q, g.Co, g.Ci, g.R, g.S, (1, 1), padding, g.dilation)
 
 
+def folded(problem):
+    """The same ``Problem`` with pixels as groups, as few as make rows whole vectors and fill a tile; ``None`` where that is
+    one pixel, or not possible."""
+    g, tensors, fold = problem.g, (problem.input, problem.grad_output), 1
+    narrow = lambda: 2 * fold * max(g.Ci, g.Co) <= TOGETHER_CHANNELS  # noqa: E731
+    aligned = lambda: fold * g.Ci % VECTOR == 0 == fold * g.Co % VECTOR  # noqa: E731
+    if not g.pointwise or g.groups > 1 or g.M == 0 or min(g.Ci, g.Co) < 2:
+        return None
+    while (narrow() or not aligned()) and g.M % (2 * fold) == 0:
+        fold *= 2
+    if fold == 1 or not aligned() or not all(t.meta().is_contiguous() for t in tensors):
+        return None
+    rows = Geometry(1, 1, g.M // fold, fold * g.Ci, fold * g.Co, 1, 1, groups=fold)
+    view = lambda t, shape: Layout(shape, t.meta().view(shape).stride(), t.dtype, t.address)  # noqa: E731
+    x, dy = view(problem.input, rows.input_shape), view(problem.grad_output, rows.output_shape)
+    return problem._replace(g=rows, input=x, grad_output=dy, fold=fold)
+
+
 def patches(x, g, f):
     """``x`` of the ``Geometry`` g as f, with patches as channels, sees it: a view where that is possible, or a copy."""
-    if f is g:
-        return x
-    dense = (x.stride(3) == 1 or g.Ci == 1) and (x.stride(2) == g.Ci or g.W == 1)
-    if f.N != g.N:
-        dense = dense and (g.N == 1 or x.stride(0) == g.H * x.stride(1))
-    if not dense:
-        x = x.contiguous()
-    n, h = x.stride(0), x.stride(1)
-    if f.N != g.N:
-        n = f.H * h
-    return x.as_strided(f.input_shape, (n, h, f.Ci, 1))
+    return x if f is g else x[:, :, : f.W * f.Ci // g.Ci].reshape(f.input_shape)
 
 
 def read_through(function, layout, *rest):

@@ -1,6 +1,6 @@
 """Faults for Hopper's kernel, a line of its source each: tests plant them on the model, a benchmark on the GPU."""
 
-from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad import hopper
 
 FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
     "the loader waits for the wrong parity": (

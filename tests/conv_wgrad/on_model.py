@@ -1,7 +1,6 @@
 """The kernels for Hopper and Blackwell on the CPU: launched by their own host code, executed by the model of the GPU."""
 
 import contextlib
-import dataclasses
 import linecache
 import pathlib
 from unittest import mock
@@ -13,11 +12,8 @@ from triton.experimental.gluon import language as gl
 from kernels import gluon_model
 from kernels.common import configs
 from kernels.common.operator import clear_caches
-from kernels.conv_wgrad import operator
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.kernel import segment_of, share_of
-from kernels.conv_wgrad.hopper.tma import Matrix
+from kernels.conv_wgrad import hopper, operator
+from kernels.conv_wgrad.hopper import Matrix, split_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -26,7 +22,6 @@ from tests.tensors import relative_error
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "STAGES": 3}
 SWEEP = [{"schedule": name} for name in gluon_model.SCHEDULES] + [{"schedule": "random", "seed": 1}]
 TWO, THREE = {"GROUPS": 2}, {"GROUPS": 3}
-PAIR = {"BLOCK_M": 128, "num_ctas": 2}
 
 # name: image batch, output channels, filter, convolution. The first three are the published example's special cases.
 GEOMETRIES = {
@@ -60,16 +55,9 @@ def tiles(**options):
 
 
 @contextlib.contextmanager
-def shared_out(splits, per):
-    """Within this every tile is cut into this many splits of ``per`` blocks, and its rest is shared end to end."""
-
-    share = tma.share
-
-    def cut(*given):
-        found = share(*given)
-        return dataclasses.replace(found, work=tma.Work(found.work.tiles, found.work.blocks, splits, per))
-
-    with mock.patch.object(tma, "share", cut):
+def on_processors(number):
+    """Within this the GPU has so many multiprocessors: fewer have more items each."""
+    with mock.patch.object(hopper, "multiprocessors", lambda device: number):
         clear_caches()
         yield
     clear_caches()
@@ -80,23 +68,6 @@ def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **m
     out = torch.full(g.weight_shape, float("nan")) if out is None else out
     with gluon_model.executing(**model) as results:
         operator.wgrad_by(backend.__name__.split(".")[2], x, dy, g, out, accumulate, split_k)
-    (result,) = results
-    return out, result
-
-
-def launched(x, dy, g, work, out=None, processors=132, **model):
-    """``(weight gradient, what the model found)`` of a ``Work`` on small tiles, its workspace poisoned."""
-    out = torch.full(g.weight_shape, float("nan")) if out is None else out
-    options = SMALL | {"GROUPS": 2, **model.pop("options", {})}
-    shares = tma.Shares(options, work, 1.0)
-    tiles, blocks, _ = tma.tiled(g, options)
-    assert (tiles, blocks) == (work.tiles, work.blocks), (tiles, blocks)
-    size = lambda shape: shape if isinstance(shape[0], int) else shape[0]  # noqa: E731
-    empty = lambda *shape, dtype=None, device=None: torch.full(size(shape), float("nan"), dtype=dtype)  # noqa: E731
-    with mock.patch.object(tma, "multiprocessors", lambda device: processors):
-        plan = hopper.plan_shares(operator.problem_of(x, dy, g), shares)
-    with mock.patch.object(torch, "empty", empty), gluon_model.executing(**model) as results:
-        operator.run(plan, x, dy, out)
     (result,) = results
     return out, result
 
@@ -143,18 +114,14 @@ def assert_found(backend, finding, **options):
 def in_units(g):
     """``(options, Matrix)`` of a geometry: the options that Hopper's kernel is compiled with beside its tile's."""
     unit = hopper.unit_of(g.Ci)
-    known = {"POINTWISE": g.pointwise, "UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(g)}
-    return known, Matrix(g.Co, g.Ci // unit, g.R * g.S, g.columns // unit)
+    known = {"POINTWISE": g.pointwise, "UNIT": unit, "ALIGNED": hopper.is_aligned_to_tma(g)}
+    return known, Matrix(g.Co, g.Ci // unit, g.R * g.S)
 
 
 @gluon.jit
-def cover(blocks_seen, slots_seen, work, slots):
-    """How often a program's shares meet every block of every tile, and every slot."""
+def cover(seen, work):
+    """How often a program's items meet every block of every tile, in the split that the block is of."""
     for item in range(gl.program_id(0), work.items, work.programs):
-        position, end, length, first = share_of(item, work)
-        while position < end:
-            tile, block, n, slot = segment_of(position, end, length, first, work)
-            for i in range(n):
-                gl.atomic_add(blocks_seen + tile * work.blocks + block + i, 1)
-            gl.atomic_add(slots_seen + tile * slots + slot, 1)
-            position += n
+        tile, split, first, n = split_of(item, work)
+        for i in range(n):
+            gl.atomic_add(seen + (split * work.tiles + tile) * work.blocks + first + i, 1)

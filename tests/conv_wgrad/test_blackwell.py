@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import blackwell, conv2d_wgrad, operator
+from kernels.conv_wgrad import blackwell, conv2d_wgrad, hopper, operator
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import Matrix, Schedule, Tile, Window
+from kernels.conv_wgrad.hopper import Matrix, Schedule, Tile, Window
 from kernels.conv_wgrad.portable import compiled_for
 
 if not runtime.interpreted:
     pytest.skip("the model and the compiler's report are for the CPU", allow_module_level=True)
-if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+if hopper.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
 
 from kernels.lab import compile_report
@@ -35,11 +34,11 @@ def test_split_k_on_the_model(split_k):
         on_model.check(blackwell, *GEOMETRIES["asymmetric padding"], dtype=torch.float16, split_k=split_k)
 
 
-@pytest.mark.parametrize("splits, per", [(0, 20), (1, 8), (2, 5)])
-def test_rests_end_to_end_on_the_model(splits, per):
+@pytest.mark.parametrize("splits, processors", [(1, 1), (2, 4), (7, 5)])
+def test_programs_with_several_items_on_the_model(splits, processors):
     """Many tiles a program: both accumulators in turn, several times."""
-    with on_model.tiles(GROUPS=2), on_model.shared_out(splits, per):
-        on_model.check(blackwell, (2, 9, 11, 24), 72, 3, 3, dict(padding=1))
+    with on_model.tiles(GROUPS=2), on_model.on_processors(processors):
+        on_model.check(blackwell, (2, 9, 11, 24), 72, 3, 3, dict(padding=1), split_k=splits)
 
 
 def test_the_tables_own_tiles_on_the_model():
@@ -48,8 +47,8 @@ def test_the_tables_own_tiles_on_the_model():
 
 def test_every_schedule_gives_the_same_bits_and_no_finding():
     x, dy, g = cases.problem((2, 9, 8, 24), 72, 3, 3, padding=(0, 2, 1, 3), dtype=torch.bfloat16)
-    with on_model.tiles(GROUPS=2), on_model.shared_out(2, 4):
-        found = [on_model.gradient(blackwell, x, dy, g, **schedule) for schedule in SWEEP]
+    with on_model.tiles(GROUPS=2), on_model.on_processors(7):
+        found = [on_model.gradient(blackwell, x, dy, g, split_k=3, **schedule) for schedule in SWEEP]
     assert all(result.ok for _, result in found), "\n".join(str(result) for _, result in found)
     assert all(torch.equal(dw, found[0][0]) for dw, _ in found)
 
@@ -99,12 +98,12 @@ def test_the_model_finds_planted_faults(monkeypatch, name):
 def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
     """The published kernel brings 128 x 256 sums to registers at once: 255 registers a thread and 656 bytes of stack."""
     x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = tma.share("blackwell", operator.problem_of(x, dy, g)).options
+    options = hopper.cut_of("blackwell", operator.problem_of(x, dy, g)).options
     tile = options["BLOCK_N"]
     compiled = compile_report(
         blackwell.wgrad_blackwell_kernel,
-        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype,
-        Schedule(*[7] * 7), Window(*[7] * 12), Matrix(Co, Ci, R * R, g.columns),
+        *hopper.descriptors(hopper.aligned(x), hopper.aligned(dy), g, options), dtype,
+        Schedule(*[7] * 6), Window(*[7] * 9), Matrix(Co, Ci, R * R),
         arch=100, **compiled_for(Tile, options | {"POINTWISE": R == 1, "SLICE": min(32, tile)}), num_warps=4,
     )  # fmt: skip
     assert compiled.spill_bytes == 0 and compiled.shared_bytes <= 227 * 1024, str(compiled)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, cost
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, cost, operator, portable
+from kernels.conv_wgrad.problem import equivalents
 from kernels.lab import _triton_private, compile_report
 from tests.conv_wgrad import cases
 
@@ -92,6 +93,23 @@ def test_channels_that_are_a_multiple_of_8_are_copied_in_whole_vectors(monkeypat
     """24 is no multiple of 16, which is all that the compiler asks an integer for by itself."""
     compiled = report(monkeypatch, 90, "a multiple of 8 channels")
     assert compiled.count("LDGSTS") > 0 and compiled.count("LDG.") == 0
+
+
+@pytest.mark.parametrize("tma", [False, True])
+def test_pixels_as_groups_are_copied_in_whole_vectors(monkeypatch, tma):
+    """19 channels of 2 bytes, of 8 pixels side by side."""
+    monkeypatch.setattr(portable, "is_cuda_architecture", lambda *given: True)
+    x, dy, g = cases.problem((2, 8, 8, 64), 19, 1, 1, dtype=torch.bfloat16)
+    equivalent = equivalents(operator.problem_of(x, dy, g))[-1]
+    tile = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64, "STAGES": 4, "TMA": tma, "num_warps": 4}
+    cut = portable.cut_whole(equivalent.problem.g, tile).into(1)
+    with cases.launches() as seen:
+        operator.run(portable.plan_cut(equivalent.problem, cut), x, dy, torch.empty(g.weight_shape), equivalent=equivalent)
+    kernel, _, args, meta = seen[0]
+    compiled = compile_report(kernel, *args, arch=90, **meta)
+    assert compiled.spill_bytes == 0 and compiled.count("HGMMA") > 0 and compiled.count("LDG.") == 0
+    copies = re.findall(r"LDGSTS[.\w]*", compiled.sass)
+    assert (not copies and compiled.count("UTMALDG") > 0) if tma else all(copy.endswith(".128") for copy in copies)
 
 
 @pytest.mark.share(3)

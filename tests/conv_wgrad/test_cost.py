@@ -1,6 +1,5 @@
 """The model of cost: what it predicts behaves as a GPU does, and its choices are functions of shape, dtype and GPU alone."""
 
-import itertools
 import json
 import math
 from unittest import mock
@@ -11,19 +10,14 @@ import torch
 from benchmarks import conv_wgrad as benchmark
 from benchmarks.populations import candidates, fit
 from kernels.common import configs
-from kernels.common.gluon import has_clusters
-from kernels.common.operator import clear_caches
-from kernels.conv_wgrad import conv2d_wgrad, cost, operator, portable
+from kernels.conv_wgrad import conv2d_wgrad, cost, hopper, operator, portable
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
 from tests.conv_wgrad import cases
 
 GPU = "NVIDIA H200"
 COSTS = cost.costs_of({"COSTS": GPU})
 TILE = {"busy": 0.5, "alone": 0.5}
 NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
-WIDE = NARROW | {"BLOCK_M": 256, "num_ctas": 2}
 LOAD = cost.Load(items=132, per=100, held=1, slots=1, numel=10_000, bytes=1_000_000)
 GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
     "3x3": (64, 256, 256, 14, 3, 1, 1, 1), "1x1": (64, 512, 2048, 7, 1, 1, 0, 1), "stride": (64, 96, 80, 28, 3, 2, 1, 1),
@@ -65,7 +59,7 @@ def test_programs_share_a_multiprocessor_until_it_is_busy():
     assert time(8 * 132) == pytest.approx(2 * time(4 * 132) - COSTS["launch"], rel=0.2)
 
 
-@pytest.mark.parametrize("more", [{"per": 200}, {"slots": 2}, {"bytes": 10**9}, {"volume": 2.0}, {"segments": 2}])
+@pytest.mark.parametrize("more", [{"per": 200}, {"slots": 2}, {"bytes": 10**9}, {"volume": 2.0}])
 def test_more_of_anything_takes_longer(more):
     longer = LOAD._replace(**more)
     assert cost.predicted(COSTS, "hopper", TILE, longer) > cost.predicted(COSTS, "hopper", TILE, LOAD)
@@ -80,23 +74,22 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
     assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {chosen.backend} ")
     best = cost.cheapest({"hopper": hopper, "triton": portable}[chosen.backend].candidates(chosen.equivalent.problem))
     assert f"{best.time:.1f}" == f"{times[0]:.1f}"
-    assert all(f"{key} {value}" in plan.text for key, value in best.options.items())
+    assert all(f"{key} {value}" in plan.text for key, value in best.cut.options.items())
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name], split_k=3)
     for candidate in portable.candidates(problem):
-        assert candidate.splits == -(
-            -candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks))
-        )
+        blocks = candidate.cut.blocks
+        assert candidate.cut.splits == -(-blocks // -(-blocks // min(3, blocks)))
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
-    if tma.unfit(problem.g, problem.dtype) is None:
-        options = tma.share("hopper", problem).options
+    if hopper.unfit(problem.g, problem.dtype) is None:
+        options = hopper.cut_of("hopper", problem).options
         assert options["GROUPS"] == 2 or problem.g.Ci % 2 == 0
 
 
@@ -116,7 +109,7 @@ def test_nothing_to_sum_is_no_candidate(on_an_h200):
 @pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (32, 384, 512, 28, 2, 2, 0, 1)], ids=str)
 def test_explain_says_what_runs_whatever_the_sum_goes_to(on_an_h200, monkeypatch, geometry):
     """Of a sum to add to, or of one that does not lie side by side."""
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     g = benchmark.geometry_of(geometry)
     x, dy, dense = (
         torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape)
@@ -129,10 +122,9 @@ def test_explain_says_what_runs_whatever_the_sum_goes_to(on_an_h200, monkeypatch
         with mock.patch.object(operator, "launch") as launched:
             conv2d_wgrad(x, dy, g.R, g.S, **more)
         _, _, _, _, target, schedule, *_ = launched.call_args.args
-        splits = schedule.whole // schedule.tiles
-        end_to_end = schedule.blocks > splits * schedule.per
-        assert f"; {schedule.tiles} tiles, split-K {splits}{', the rests end to end' * end_to_end}; " in said
-        assert target.shape[:-4] in {torch.Size([splits + n]) for n in ((1, 2) if end_to_end else (0,))}
+        splits = schedule.items // schedule.tiles
+        assert splits > 1 and f"; {schedule.tiles} tiles, split-K {splits}; " in said
+        assert target.shape == (splits, *g.weight_shape)
 
 
 def test_a_gpu_without_costs_goes_by_the_table():
@@ -156,8 +148,7 @@ def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_wri
 def test_the_fit_finds_the_costs_that_times_were_made_from():
     """Times of a machine that is exactly as the model says."""
     truth = {
-        "launch": 4.0, "bandwidth": 4e6, "apart": 0.3, "uneven": 1.1,
-        "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
+        "launch": 4.0, "bandwidth": 4e6, "copies": 4e5, "astray": 0.2,
         "sum": 2.0, "turn": 0.5, "partials": 5e6, "multiprocessors": 132,
         "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
         "tiles": {
@@ -176,70 +167,19 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
     assert fit.geometric_mean([ratio for _, ratio in fit.quality(found, points)]) > 0.99
 
 
-def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
-    """From rows on days when a GPU was slow, and nothing else is changed."""
-    kind, half, pair = "hopper rows", NARROW, WIDE
-    known = COSTS | {"tiles": {(kind, json.dumps(half)): {"busy": 0.4, "alone": 0.4}}}
-    times = {"busy": 0.5, "alone": 0.45}
-    points = []
-    for row, (per, slower) in enumerate(itertools.product((20, 90, 300), (1.0, 1.2))):
-        for items in (60, 66, 120):
-            load = LOAD._replace(per=per, items=items)
-            for tile, own in ((half, known["tiles"][kind, json.dumps(half)]), (pair, times)):
-                time = slower * cost.predicted(known, "hopper", tile | own, load)
-                points.append(candidates.Point(row, kind, json.dumps(tile), load, time))
-    found = fit.fit_pairs(known, points)
-    assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.02
-    assert found["tiles"][kind, json.dumps(half)] == known["tiles"][kind, json.dumps(half)]
-    assert found["tiles"][kind, json.dumps(pair)]["busy"] > 0.45
-
-
-# at 7 x 7 pixels all programs wait for the L2 cache where rows begin within a line of it, as those of 1512 channels do
-@pytest.mark.skipif(not has_clusters(), reason="clusters need Triton 3.9")
-@pytest.mark.parametrize(("channels", "pairs"), [(1512, True), (1536, False)])
-def test_pairs_are_chosen_where_they_are_surely_faster(on_an_h200, monkeypatch, channels, pairs):
-    problem = problem_of((128, channels, channels, 7, 1, 1, 0, 1))
-    assert ("num_ctas 2" in planned(problem)[1].text) == pairs
-    monkeypatch.setattr(tma, "SURE", 1.5)
-    clear_caches()
-    assert "num_ctas" not in planned(problem)[1].text
-
-
-def test_no_pairs_where_gluon_has_none(on_an_h200, monkeypatch):
-    monkeypatch.setattr(tma, "has_clusters", lambda: False)
-    clear_caches()
-    assert "num_ctas" not in planned(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)))[1].text
-
-
-def test_a_pair_is_two_multiprocessors():
-    """As many steps by half as many programs: a wave holds half as many pairs."""
-    tile = {"busy": 0.4, "alone": 0.4}
-    time = lambda items, **tile_of: cost.predicted(COSTS, "hopper", tile | tile_of, LOAD._replace(items=items, bytes=0))  # noqa: E731
-    assert time(66) == time(132) == time(66, num_ctas=2) < time(67, num_ctas=2) == time(132, num_ctas=2) == time(264)
-
-
-@pytest.mark.parametrize(
-    ("measured", "tiles", "message"),
-    [
-        ([WIDE, WIDE], [NARROW], "points of row 0 are all new"),
-        ([NARROW, WIDE], [], "points holds tile .*needs those of costs"),
-    ],
-)
-def test_the_fit_of_pairs_says_what_it_lacks(measured, tiles, message):
-    keys = [("hopper rows", json.dumps(tile)) for tile in tiles]
-    points = [candidates.Point(0, "hopper rows", json.dumps(tile), LOAD, 9.0) for tile in measured]
-    with pytest.raises(ValueError, match=message):
-        fit.fit_pairs(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
+def test_a_geometric_mean_is_of_positive_numbers():
     with pytest.raises(ValueError, match=r"values are \[\], needs positive numbers"):
         fit.geometric_mean([])
 
 
 def test_what_no_kernel_does_any_more_is_no_point_of_the_fit():
-    """Older records have candidates whose launch added its partial sums itself."""
+    """Older records have candidates whose launch added its partial sums itself, or put them in another order, and whose
+    programs began within a tile, or were pairs of multiprocessors."""
     layer = {"Ci": 64, "Co": 64, "H": 14, "W": 14, "R": 1, "S": 1, "groups": 1}
     shape = {"N": 8} | layer | {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
     timed = {"backend": "hopper", "turned": False, "options": NARROW, "plan": [1, 25, 5, 5], "off": 0.0, "ms": 0.01}
-    row = {"shape": shape, "models": ["named"], "candidates": [timed, timed | {"joined": [132, 0], "ms": 0.005}]}
+    others = {"joined": [132, 0]}, {"turned": True}, {"plan": [1, 25, 4, 6]}, {"options": NARROW | {"num_ctas": 2}}
+    row = {"shape": shape, "models": ["named"], "candidates": [timed, *(timed | {"ms": 0.005} | one for one in others)]}
     assert [(p.us, p.load.slots) for p in candidates.points_of([row])] == [(10.0, 5)]
 
 

@@ -1,14 +1,14 @@
-"""Patches as channels and roles turned: other convolutions that have the same sums."""
+"""Patches as channels, roles turned and pixels as groups: other convolutions that have the same sums."""
 
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 
-from kernels.conv_wgrad import conv2d_wgrad, operator, portable
+from kernels.conv_wgrad import conv2d_wgrad, hopper, operator, portable
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.problem import equivalents, patches_as_channels, turned
+from kernels.conv_wgrad.problem import equivalents, folded, patches_as_channels, turned
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -109,6 +109,54 @@ def test_roles_turned(name):
 )
 def test_roles_that_cannot_be_turned(convolution):
     assert turned(geometry((2, 9, 9, 4), 4, 3, 3, **convolution)) is None
+
+
+FOLDED = {  # image batch, output channels; pixels that are groups of one, and how many are multiplied together
+    "few outputs": ((2, 8, 6, 64), 19, 8, 2),
+    "few of both": ((4, 8, 8, 4), 4, 32, 16),
+    "aligned": ((2, 4, 4, 24), 40, 2, 2),
+    "odd": ((2, 8, 5, 19), 61, 8, 2),
+    "more than a tile": ((2, 4, 8, 150), 106, 4, 1),
+    "pairs": ((2, 2, 3, 42), 10, 4, 2),
+    "a tile more than channels need": ((2, 4, 4, 47), 31, 8, 2),
+}
+
+
+@pytest.mark.parametrize("tma", [False, True])
+@pytest.mark.parametrize("name", FOLDED)
+def test_pixels_are_groups(name, tma):
+    """Groups that begin within a vector of channels, tiles that reach over others, and each partial sum written once."""
+    shape, Co, fold, together = FOLDED[name]
+    x, dy, g = cases.problem(shape, Co, 1, 1, dtype=torch.bfloat16)
+    want = conv2d_wgrad_reference(x.cpu().double(), dy.cpu().double(), 1, 1)
+    equivalent = equivalents(operator.problem_of(x, dy, g))[-1]
+    problem = equivalent.problem
+    assert problem.fold == fold and portable.groups_together(problem.g) == together
+    assert f"{fold} pixels side by side are groups of one" in str(equivalent)
+    poisoned = lambda shape, **like: torch.full(shape, float("nan"), **like)  # noqa: E731
+    for split_k, tiles in itertools.product((1, 2), ((16, 32), (64, 16), (128, 128))):
+        out = torch.full(g.weight_shape, float("nan"), device=x.device)
+        options = dict(zip(("BLOCK_M", "BLOCK_N"), tiles, strict=True)) | {"BLOCK_K": 16, "TMA": tma}
+        with cases.configuration(**options), mock.patch.object(torch, "empty", poisoned):
+            operator.run(portable.plan(problem._replace(split_k=split_k)), x, dy, out, equivalent=equivalent)
+        assert relative_error(out, want) < 2e-6, (split_k, tiles)
+
+
+UNFOLDABLE = {
+    "an odd number of pixels": ((1, 3, 5, 19), 8, 1, dict()),
+    "not dense": ((2, 8, 8, 19), 8, 1, dict(layout="padded")),
+    "whole tiles": ((2, 8, 8, 128), 64, 1, dict()),
+    "a filter": ((2, 8, 8, 19), 8, 3, dict(padding=1)),
+    "no pixels": ((0, 8, 8, 19), 8, 1, dict()),
+    "one channel": ((2, 8, 8, 1), 8, 1, dict()),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLDABLE)
+def test_what_is_not_folded(name):
+    shape, Co, R, options = UNFOLDABLE[name]
+    x, dy, g = cases.problem(shape, Co, R, R, dtype=torch.bfloat16, **options)
+    assert folded(operator.problem_of(x, dy, g)) is None
 
 
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")

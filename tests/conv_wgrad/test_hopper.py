@@ -12,14 +12,12 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, operator
+from kernels.conv_wgrad import conv2d_wgrad, cost, hopper, operator
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import Schedule, Tile, Window
+from kernels.conv_wgrad.hopper import Schedule, Tile, Window
 from kernels.conv_wgrad.portable import compiled_for
 
-if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+if hopper.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
@@ -87,11 +85,11 @@ def test_split_k_on_the_model(split_k):
 
 @pytest.mark.share(2)
 @interpreted
-@pytest.mark.parametrize("splits, per", [(0, 13), (0, 20), (0, 100), (1, 8), (2, 5), (2, 6), (6, 2)])
-def test_rests_end_to_end_on_the_model(splits, per):
-    """13 blocks a tile: rests in one share and in two, shares of several tiles, and a last one that is shorter."""
-    with on_model.tiles(), on_model.shared_out(splits, per):
-        on_model.check(hopper, (2, 9, 11, 24), 72, 3, 3, dict(padding=1))
+@pytest.mark.parametrize("splits, processors", [(1, 1), (1, 5), (2, 4), (7, 3), (13, 132)])
+def test_programs_with_several_items_on_the_model(splits, processors):
+    """18 tiles of 13 blocks: several splits a program, the last of them shorter."""
+    with on_model.tiles(), on_model.on_processors(processors):
+        on_model.check(hopper, (2, 9, 11, 24), 72, 3, 3, dict(padding=1), split_k=splits)
 
 
 @interpreted
@@ -103,10 +101,10 @@ def test_the_tables_own_tiles_on_the_model():
 @interpreted
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=["2 groups", "3 groups"])
 def test_every_schedule_gives_the_same_bits_and_no_finding(groups):
-    """Rings that turn several times, shares of several tiles, a program with several shares."""
+    """Rings that turn several times, a program with several items."""
     x, dy, g = cases.problem((2, 9, 8, 24), 72, 3, 3, padding=(0, 2, 1, 3), dtype=torch.bfloat16)
-    with on_model.tiles(**groups), on_model.shared_out(2, 4):
-        found = [on_model.gradient(hopper, x, dy, g, **schedule) for schedule in SWEEP]
+    with on_model.tiles(**groups), on_model.on_processors(7):
+        found = [on_model.gradient(hopper, x, dy, g, split_k=3, **schedule) for schedule in SWEEP]
     assert all(result.ok for _, result in found), "\n".join(str(result) for _, result in found)
     assert all(torch.equal(dw, found[0][0]) for dw, _ in found)
 
@@ -162,6 +160,8 @@ COMPILED = {  # input and output channels, filter, dtype of what is stored; BLOC
     "2 groups, odd channels": (101, 130, 3, torch.float32, PAIR),
     "2 groups, channels in fours": (100, 132, 3, torch.float32, PAIR),
     "narrow": (64, 64, 3, torch.float32, (64, 64, 32, 3, 6)),
+    "turned": (384, 384, 3, torch.float32, (128, 64, 64, 3, 5)),
+    "turned, 1x1": (384, 384, 1, torch.bfloat16, (128, 64, 64, 2, 6)),
 }
 
 
@@ -171,10 +171,11 @@ def report(name):
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
     options = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), tile, strict=True))
     known, matrix = on_model.in_units(g)
+    known["TURNED"] = "turned" in name
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype,
-        Schedule(*[7] * 7), Window(*[7] * 12), matrix,
+        *hopper.descriptors(hopper.aligned(x), hopper.aligned(dy), g, options), dtype,
+        Schedule(*[7] * 6), Window(*[7] * 9), matrix,
         arch=90, **compiled_for(Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
@@ -200,7 +201,7 @@ def test_compiles_without_a_spill(name):
     assert "setmaxnreg.dec.sync.aligned.u32 \t32;" in compiled.ptx and compiled.count("USETMAXREG") > 0
 
 
-# Which geometries, and which shares.
+# Which geometries, and which splits.
 
 REFUSED = {
     "float32": (dict(), torch.float32, "torch.float32 has no 16-bit"),
@@ -215,17 +216,17 @@ REFUSED = {
 def test_what_tma_cannot_bring_is_refused_with_a_reason(name):
     convolution, dtype, reason = REFUSED[name]
     g = geometry((2, 20, 20, 64), 64, 3, 3, **{"padding": 1} | convolution)
-    assert reason in tma.unfit(g, dtype)
+    assert reason in hopper.unfit(g, dtype)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 8), (1, 4, 4, 0), (1, 2, 2, 8)])
 def test_nothing_to_sum_is_left_to_others(shape):
-    assert tma.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
+    assert hopper.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
 
 
 @pytest.mark.parametrize("images, fits", [(2047, True), (2048, False)])
 def test_pixels_are_counted_in_32_bits(images, fits):
-    reason = tma.unfit(geometry((images, 1024, 1024, 8), 8, 3, 3, padding=1), torch.bfloat16)
+    reason = hopper.unfit(geometry((images, 1024, 1024, 8), 8, 3, 3, padding=1), torch.bfloat16)
     assert reason is None if fits else "2147483648 pixels are more than 32 bits can count" in reason
 
 
@@ -253,30 +254,27 @@ def test_copies_are_announced(monkeypatch):
 
 @interpreted
 @pytest.mark.parametrize("tiles, blocks", [(1, 1), (1, 7), (3, 5), (5, 4), (4, 13)])
-def test_shares_cover_every_block_once_and_every_slot_at_most_once(tiles, blocks):
-    """The kernels' own arithmetic, for every length of a share, dealt to three programs."""
-    for per in range(1, 2 * blocks + 2):
-        for splits in {blocks // per, -(-blocks // per)}:
-            work = tma.Work(tiles, blocks, splits, per)
-            blocks_seen, slots_seen = (torch.zeros(tiles, n, dtype=torch.int32) for n in (blocks, work.slots))
-            schedule = work.schedule(1, 3)
-            assert gluon_model.run(on_model.cover, 3, blocks_seen, slots_seen, schedule, work.slots).ok
-            assert torch.all(blocks_seen == 1) and torch.all(slots_seen <= 1), work
-            assert torch.all(slots_seen[:, : work.splits] == 1)
+def test_splits_cover_every_block_once(tiles, blocks):
+    """The kernels' own arithmetic, for every number of splits, dealt to three programs."""
+    for asked in range(1, blocks + 2):
+        cut = cost.Cut({}, tiles, blocks).into(asked)
+        seen = torch.zeros(cut.splits, tiles, blocks, dtype=torch.int32)
+        schedule = Schedule(cut.items, min(cut.items, 3), tiles, 1, blocks, cut.per)
+        assert gluon_model.run(on_model.cover, 3, seen, schedule).ok
+        assert torch.all(seen.sum(0) == 1) and torch.all(seen.sum(2) > 0), cut
 
 
-@pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568), (3, 1024)])
+@pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568)])
 def test_no_program_has_much_more_than_its_share(monkeypatch, tiles, blocks):
-    """Of 132 programs by a table without costs, with hardly more partial sums than programs."""
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    """Of 132 programs by a table without costs."""
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     x, dy = (torch.empty(1, 1, blocks * 16, C, dtype=torch.bfloat16, device="meta") for C in (32, 64 * tiles))
     problem = operator.problem_of(x, dy, geometry(x.shape, 64 * tiles, 1, 1))._replace(device=torch.device("cpu"))
     with on_model.tiles(GROUPS=2):
-        work = tma.share("hopper", problem).work
-    assert (work.tiles, work.blocks) == (tiles, blocks)
-    waves = -(-work.items // 132)
-    assert tiles * blocks / (132 * waves * work.per) > 0.9
-    assert work.slots * tiles <= 132 + 2 * tiles
+        cut = hopper.cut_of("hopper", problem)
+    assert (cut.tiles, cut.blocks) == (tiles, blocks)
+    waves = -(-cut.items // 132)
+    assert tiles * blocks / (132 * waves * cut.per) > 0.9
 
 
 # On the GPU.

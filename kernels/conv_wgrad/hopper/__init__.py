@@ -1,1 +1,0 @@
-"""Warp-specialised Gluon kernels for Hopper and Blackwell, whose tiles TMA brings."""
