@@ -44,7 +44,7 @@ def channels_per_word(tensors, weight, most):
 
 
 def _rows_begin(name, t, inner, most):
-    """``(elements, why)``: each row of ``inner`` dimensions begins at a multiple of so many elements, and why not of ``most``;
+    """``(elements, why)``: a row of ``inner`` dimensions begins at a multiple of so many elements, and why not of ``most``;
     at any where it is not contiguous."""
     steps = zip(t.strides[-inner:], (t.shape[-1], 1)[-inner:], t.shape[-inner:], strict=True)
     if any(stride != step and size != 1 for stride, step, size in steps):
