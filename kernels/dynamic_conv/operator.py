@@ -21,7 +21,7 @@ from kernels.common.checks import (
 )
 from kernels.common.configs import configuration, declare
 from kernels.common.gpu import multiprocessors
-from kernels.common.math import bits, cdiv
+from kernels.common.math import bits, block, cdiv
 from kernels.common.operator import launch, layout, planned, register
 from kernels.common.sequences import clear_outside, count_runs, find_sequences, without_outside
 from kernels.dynamic_conv import cost, plain, static, words
@@ -275,8 +275,10 @@ def _loop(name, kernels, activation, packed, device, **tensors):
     # more tokens, or where weights are the most of them, of as many more channels.
     shorter, lanes = most // G, D // G if shared else cdiv(D, most)
     RUN, times = cost.pop_run(options, T, B, packed, lanes, W, multiprocessors(device))
-    options["AHEAD" if shared else "BLOCK"] *= shorter
-    if shared and shorter > 1:  # what a run begins and ends with are instructions, of which short words take more
+    if not shared:
+        options["BLOCK"] = min(options["BLOCK"] * shorter, max(options["BLOCK"], block(D // G)))
+    elif shorter > 1:  # what a run begins and ends with are instructions, of which short words take more
+        options["AHEAD"] *= shorter
         RUN = max(RUN, 2 * options["AHEAD"])
     RUN = cdiv(RUN, options.get("AHEAD", 1)) * options.get("AHEAD", 1)
     runs = count_runs(packed, B if packed is None else packed, T, RUN)
