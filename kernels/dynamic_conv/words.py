@@ -134,9 +134,12 @@ def load_bias(bias_ptr, run, stride, G: tl.constexpr):
     """The bias of a tile's channels in float32, one tensor for each channel of a word; zeros where there is none."""
     bias = ()
     for i in tl.static_range(G):
-        bias += (
-            load_float(bias_ptr + (run.offs_d * G + i) * stride, run.mask_d) if bias_ptr is not None else run.zero,
-        )
+        # one element an access: the compiler would lay out the whole loop for a wider one
+        if bias_ptr is not None:
+            at = tl.max_contiguous(bias_ptr + (run.offs_d * G + i) * stride, (1, 1))
+            bias += (load_float(at, run.mask_d),)
+        else:
+            bias += (run.zero,)
     return bias
 
 
