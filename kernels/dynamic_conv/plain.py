@@ -149,6 +149,15 @@ def load_float(at, mask):
 
 
 @triton.jit
+def load_taps(k_at, mask, strides, TILE: tl.constexpr):
+    """The W taps of G channels, as they are in memory: G W / KG words."""
+    k = ()
+    for m in tl.static_range(TILE.G * TILE.W // TILE.KG):
+        k += (tl.load(k_at + m * strides.k.w, mask=mask, other=0),)
+    return k
+
+
+@triton.jit
 def final_state_kernel(x_ptr, state_ptr, cu_ptr, out_ptr, T, D, tiles_d, strides, TILE: tl.constexpr):
     """Slot i of sequence n holds X[L-(W-1)+i]: an input, or where the sequence is that short, the old state's slot L+i."""
     W: tl.constexpr = TILE.W

@@ -17,18 +17,8 @@ write side by side; ``sum_parts_kernel`` adds the programs' up in a fixed order.
 import triton
 import triton.language as tl
 
-from kernels.dynamic_conv.plain import activate, locate, slope, token_at
-from kernels.dynamic_conv.words import (
-    as_words,
-    convolve_channel,
-    lane,
-    lanes,
-    load_bias,
-    load_taps,
-    pack,
-    tap,
-    window_before,
-)
+from kernels.dynamic_conv.plain import activate, load_taps, locate, slope, token_at
+from kernels.dynamic_conv.words import as_words, convolve_channel, lane, lanes, load_bias, pack, tap, window_before
 
 
 @triton.jit

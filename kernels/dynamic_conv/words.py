@@ -14,7 +14,7 @@ import math
 import triton
 import triton.language as tl
 
-from kernels.dynamic_conv.plain import activate, load_float, locate, slope, state_at, token_at
+from kernels.dynamic_conv.plain import activate, load_float, load_taps, locate, slope, state_at, token_at
 
 
 def channels_per_word(tensors, weight, most):
@@ -164,15 +164,6 @@ def window_before(run, x_row, dtype: tl.constexpr, state_ptr, strides, TILE: tl.
                     window += (X[w * G + i] + load_float(at, before),)
             X = window
     return X
-
-
-@triton.jit
-def load_taps(k_at, mask, strides, TILE: tl.constexpr):
-    """The W taps of G channels, as they are in memory: G W / KG words."""
-    k = ()
-    for m in tl.static_range(TILE.G * TILE.W // TILE.KG):
-        k += (tl.load(k_at + m * strides.k.w, mask=mask, other=0),)
-    return k
 
 
 @triton.jit
