@@ -120,17 +120,13 @@ def check_apart(name, written, **read):
         both = written, tensor
         begins = [t.data_ptr() for t in both]
         ends = [begin + _span(t) * t.element_size() for begin, t in zip(begins, both, strict=True)]
-        if written.device == tensor.device and max(begins) < min(ends) and all(map(_without_gaps, both)):
+        if written.device == tensor.device and max(begins) < min(ends) and all(_span(t) <= t.numel() for t in both):
             raise ValueError(f"{name} lies in the memory of {other}, needs memory of its own: it is written meanwhile")
 
 
 def _span(t):
     """Elements from the first to the last in memory: fewer than the tensor has where one stands for several."""
     return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-
-
-def _without_gaps(t):
-    return _span(t) <= t.numel()
 
 
 def left_to_reference(layer, tensor):

@@ -4,7 +4,6 @@ import torch
 
 from kernels.common.checks import autocast, check_slots, check_tensor, check_updated_in_place
 from kernels.dynamic_conv.operator import _step, dynamic_conv
-from kernels.dynamic_conv.reference import dynamic_conv_step_reference
 
 
 def check_cache(name, cache, N, D, W, like):
@@ -42,15 +41,16 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
     return _step(x, weight, cache, bias, None, activation, slots)
 
 
-def several(x, weight, cache, *, bias=None, activation=None, slots=None, seen=None):
+def several(x, weight, cache, *, bias=None, activation=None, slots=None, seen=None, convolve=dynamic_conv):
     """``step`` of checked arguments for T tokens at once, on a cache of any W-1 or more inputs.
 
     Args:
         x: [B, T, D]; y is, too.
-        weight: [D, W].
+        weight: [D, W] or [B, T, D, W].
         cache, bias, activation, slots: as above.
         seen: ``None``, or integers [B], how many inputs there were before: the cache is a circle then, in which input i is at
             place i modulo its length.
+        convolve: ``dynamic_conv`` or its reference.
     """
     if not cache.shape[0]:  # no row has a state
         return torch.zeros_like(x)
@@ -58,7 +58,7 @@ def several(x, weight, cache, *, bias=None, activation=None, slots=None, seen=No
     old = cache if slots is None else cache[slots.clamp(min=0)]
     rows = cache if slots is None else old.clone()
     state = state_of(rows, W) if seen is None else _circle(rows, seen, range(1 - W, 0))[0]
-    y = dynamic_conv(x, weight, bias=bias, activation=activation, initial_state=state)
+    y = convolve(x, weight, bias=bias, activation=activation, initial_state=state)
     if seen is None:
         remember(rows, x)
     else:
@@ -85,19 +85,6 @@ def _put(cache, slots, rows, old):
     there = slots >= 0
     row = torch.where(there, torch.arange(slots.shape[0], device=slots.device), there.int().argmax())
     cache[slots[row].clamp(min=0)] = torch.where(there[row][:, None, None], rows[row], old[row])
-
-
-@torch.no_grad()
-def step_reference(x, weight, cache, *, bias=None, activation=None, slots=None):
-    """``step`` in plain PyTorch."""
-    rest = {"bias": bias, "activation": activation, "slots": slots}
-    y, _ = dynamic_conv_step_reference(x, weight, state_of(cache, weight.shape[-1]), **rest)
-    there = slice(None) if slots is None else slots >= 0
-    places = there if slots is None else slots[there].long()
-    rows = cache[places]
-    remember(rows, x[there, None])
-    cache[places] = rows
-    return y
 
 
 @torch.no_grad()

@@ -174,8 +174,10 @@ class DynamicShortConvolution(nn.Module):
         wanted = (x.shape[0], self.generator_input_size)
         check_tensor("generator_input", g, wanted, "[B, generator_input_size]", like=("x", x))
         with torch.no_grad():
-            advance = caches.step_reference if on_reference else caches.step
-            return advance(x, self._kernels(g), cache, activation=self.activation, slots=slots)
+            k, rest = self._kernels(g), {"activation": self.activation, "slots": slots}
+            if on_reference:
+                return caches.several(x[:, None], k[:, None], cache, convolve=dynamic_conv_reference, **rest)[:, 0]
+            return caches.step(x, k, cache, **rest)
 
     def _kernels(self, g):
         """k [..., D, W] of g [..., generator_input_size]."""

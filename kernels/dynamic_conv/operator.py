@@ -21,7 +21,7 @@ from kernels.common.checks import (
 )
 from kernels.common.configs import configuration, declare
 from kernels.common.gpu import multiprocessors
-from kernels.common.math import bits, cdiv
+from kernels.common.math import bits, block, cdiv
 from kernels.common.operator import launch, layout, planned, register
 from kernels.common.sequences import clear_outside, count_runs, find_sequences, without_outside
 from kernels.dynamic_conv import cost, plain, static, words
@@ -258,47 +258,61 @@ def _meta(options, **arguments):
 
 
 def _loop(name, kernels, activation, packed, device, **tensors):
-    """The ``Loop`` of tensors with these layouts, by the kernel for one weight, for whole words, or for single channels."""
+    """The ``Loop`` of tensors with these layouts, by the kernel for one weight or for one a token."""
     weight, (B, T, D) = tensors["weight"], tensors["x"].shape
     W, shared = weight.shape[-1], len(weight.shape) == 2
     name = "static " * shared + name
-    G, reason = words.channels_per_word({n: t for n in ("x", "residual", "dy") if (t := tensors.get(n))}, weight)
     # the backward loop of packed sequences holds more in registers
     key = size_class(W, weight.dtype, packed=name == "backward" and packed is not None)
     options = configuration("dynamic_conv", name, key, device) | {"W": W, "ACT": activation}
-    if options["G"] < G:
-        G, reason = options["G"], f"the table of configurations says so for {W} taps, whose window lives in registers"
-    RUN, times = cost.pop_run(options, T, B, packed, D // G, W, multiprocessors(device))
+    in_words = {n: t for n in ("x", "residual", "dy") if (t := tensors.get(n))}
+    fill = 8 // max(t.dtype.itemsize for t in (weight, *in_words.values()))
+    most = min(options["G"], fill)
+    G, KG, reason = words.channels_per_word(in_words, weight, most)
+    if G == most < fill:
+        reason = f"the table of configurations says so for {W} taps, whose window lives in registers"
+    # The table's lines are for words that are filled. With shorter ones a lane has as many elements on their way, of as many
+    # more tokens, or where weights are the most of them, of as many more channels.
+    shorter, lanes = most // G, D // G if shared else cdiv(D, most)
+    RUN, times = cost.pop_run(options, T, B, packed, lanes, W, multiprocessors(device))
+    if not shared:
+        options["BLOCK"] = min(options["BLOCK"] * shorter, max(options["BLOCK"], block(D // G)))
+    elif shorter > 1:  # what a run begins and ends with are instructions, of which short words take more
+        options["AHEAD"] *= shorter
+        RUN = max(RUN, 2 * options["AHEAD"])
     RUN = cdiv(RUN, options.get("AHEAD", 1)) * options.get("AHEAD", 1)
     runs = count_runs(packed, B if packed is None else packed, T, RUN)
     tiles_d = cdiv(D // G, options["BLOCK"])
     grid = (cdiv(runs, options["ROWS"]) * tiles_d,)
-    sizes = {"T": T, "D": D // G, "runs": runs, "tiles_d": tiles_d, "strides": _strides(G, **tensors)}
+    sizes = {"T": T, "D": D // G, "runs": runs, "tiles_d": tiles_d, "strides": _strides(G, KG, **tensors)}
     (options if name == "forward" else sizes)["RUN"] = RUN  # of few steps, which are unrolled
-    kernel = kernels[0 if shared else 1 if G > 1 else 2]
-    find, loop = find_sequences(packed or 0, runs, RUN), Launch(kernel, grid, _meta(options | {"G": G}, **sizes))
+    kernel = kernels[0 if shared else 1]
+    loop = Launch(kernel, grid, _meta(options | {"G": G, "KG": KG}, **sizes))
+    find = find_sequences(packed or 0, runs, RUN)
     return Loop(G, reason, RUN, runs, find, loop, times)
 
 
-def _strides(G, x, weight, bias, state, residual=None, dy=None, dfinal=None):
-    """Those of a kernel's inputs with these layouts, where channels are G a word."""
-    tokens = lambda t: t and Strides(*words.word_strides(t, G))
+def _strides(G, KG, x, weight, bias, state, residual=None, dy=None, dfinal=None):
+    """Those of a kernel's inputs with these layouts, in words of G channels and of KG weights."""
+    tokens = lambda t: t and Strides(*(t.strides if G == 1 else (t.strides[0] // G, t.strides[1] // G, 1)))
     states = lambda t: t and StateStrides(*t.strides)
-    k = Strides(*(0, 0) * (len(weight.shape) == 2), *words.word_strides(weight, G, inner=2))
+    *outer, d, w = weight.strides
+    k = (d, w) if KG == 1 else (G * weight.shape[-1] // KG, 1)
+    of_k = Strides(*([step // KG for step in outer] or (0, 0)), *k)
     of_bias = bias and bias.strides[0]
-    return AllStrides(tokens(x), k, of_bias, states(state), tokens(residual), tokens(dy), states(dfinal))
+    return AllStrides(tokens(x), of_k, of_bias, states(state), tokens(residual), tokens(dy), states(dfinal))
 
 
 @planned
 def plan_forward(x, weight, bias, residual, state, activation, packed, device):
     """The ``ForwardPlan`` of these layouts, ``None`` where there is none; ``packed``: how many sequences, or ``None``."""
     (B, T, D), W, BLOCK = x.shape, weight.shape[-1], 128
-    kernels = static.static_forward_kernel, words.words_forward_kernel, plain.conv_forward_kernel
+    kernels = static.static_forward_kernel, words.words_forward_kernel
     tensors = {"x": x, "weight": weight, "bias": bias, "state": state}
     loop = _loop("forward", kernels, activation, packed, device, **tensors, residual=residual)
     tiles_d = cdiv(D, BLOCK) if W > 1 else 0
     options = {"W": W, "ACT": None, "BLOCK": BLOCK}
-    final = _meta(options, T=T, D=D, tiles_d=tiles_d, strides=_strides(1, **tensors))
+    final = _meta(options, T=T, D=D, tiles_d=tiles_d, strides=_strides(1, 1, **tensors))
     return ForwardPlan(loop, Launch(plain.final_state_kernel, ((B if packed is None else packed) * tiles_d,), final))
 
 
@@ -307,7 +321,7 @@ def plan_backward(layouts, activation, packed, needs, device):
     """The ``BackwardPlan`` of tensors with these layouts; ``needs``: of x, weight, bias, and the initial state."""
     dy, dfinal, x, weight, bias, state = layouts
     (B, T, D), W, BLOCK = x.shape, weight.shape[-1], 64
-    kernels = static.static_backward_kernel, words.words_backward_kernel, plain.conv_backward_kernel
+    kernels = static.static_backward_kernel, words.words_backward_kernel
     tensors = {"x": x, "weight": weight, "bias": bias, "state": state, "dy": dy}
     loop = _loop("backward", kernels, activation, packed, device, **tensors)
     tiles, columns, total = cdiv(loop.runs, loop.launch.meta["TILE"].ROWS), D, None
@@ -316,7 +330,7 @@ def plan_backward(layouts, activation, packed, needs, device):
         options = {"W": W, "ACT": None, "G": loop.G, "ROWS": 16, "BLOCK": 32, "num_warps": 4}
         total = Launch(static.sum_parts_kernel, (cdiv(columns, 32),), _meta(options, programs=tiles, D=D // loop.G))
     tiles_d = cdiv(D, BLOCK) if W > 1 else 0
-    ends = {"T": T, "D": D, "tiles_d": tiles_d, "strides": _strides(1, **tensors, dfinal=dfinal)}
+    ends = {"T": T, "D": D, "tiles_d": tiles_d, "strides": _strides(1, 1, **tensors, dfinal=dfinal)}
     grid, options = ((B if packed is None else packed) * tiles_d,), {"W": W, "ACT": activation, "BLOCK": BLOCK}
     end = lambda final: Launch(plain.ends_kernel, grid, _meta(options | {"FINAL": final}, **ends))
     return BackwardPlan(loop, (tiles, columns), total if columns else None, end(True), end(False))

@@ -1,4 +1,4 @@
-"""The dynamic convolution, one channel a lane: forward, backward, the state at both ends of a sequence, and one token's step.
+"""The dynamic convolution: what its loops along time share, the state at both ends of a sequence, and one token's step.
 
     u[t] = sum_w k[t, w] X[t-W+1+w]        y[t] = act(u[t] + b) + r[t]        (X is x, with the state in front)
 
@@ -12,8 +12,8 @@ The loop keeps W accumulators, one for each X[t-W+1] ... X[t]. Step t adds du[t]
 is complete, is stored, and leaves. A run owns the gradients of its own tokens, and goes W - 1 steps further to complete its
 last dx. States touch only the W - 1 times before a sequence and its last W - 1 tokens: ``ends_kernel`` has these sums.
 
-``words`` has the same loops for several channels a lane. Tensors that a call doesn't have are ``None``; outputs are
-contiguous.
+The loops are in ``words``, and those of one weight for all tokens in ``static``. Tensors that a call doesn't have are
+``None``; outputs are contiguous.
 """
 
 from typing import Any, NamedTuple
@@ -62,7 +62,8 @@ class Tile(NamedTuple):
     BLOCK: int
     ROWS: int = 1
     RUN: int | None = None  # tokens in a run, where it is no argument of its own
-    G: int = 1
+    G: int = 1  # channels in a word
+    KG: int = 1  # weights in one of the weight's words
     AHEAD: int = 1  # tokens that are read before the first of them is used
     KEPT: int = 0  # inputs that a state holds
     FINAL: bool = False  # at the sequences' last tokens, or before their first
@@ -148,128 +149,12 @@ def load_float(at, mask):
 
 
 @triton.jit
-def load_taps(k_at, mask, stride_kw, W: tl.constexpr):
-    """The W taps of a tile, as they are in memory."""
+def load_taps(k_at, mask, strides, TILE: tl.constexpr):
+    """The W taps of G channels, as they are in memory: G W / KG words."""
     k = ()
-    for w in tl.static_range(W):
-        k += (tl.load(k_at + w * stride_kw, mask=mask, other=0),)
+    for m in tl.static_range(TILE.G * TILE.W // TILE.KG):
+        k += (tl.load(k_at + m * strides.k.w, mask=mask, other=0),)
     return k
-
-
-@triton.jit
-def load_step(dy_row, x_row, k_row, t, mask, own, strides, TILE: tl.constexpr):
-    """dy, x and the taps of one time step, as they are in memory."""
-    dy = tl.load(dy_row + t * strides.dy.t, mask=mask, other=0)
-    # past the run's own steps x matters only to recompute u
-    x = tl.load(x_row + t * strides.x.t, mask=mask if TILE.ACT is not None else mask & own, other=0)
-    return dy, x, load_taps(k_row + t * strides.k.t, mask, strides.k.w, TILE.W)
-
-
-@triton.jit
-def window_before(run, x_row, state_ptr, strides, W: tl.constexpr):
-    """X[t-W+1] ... X[t-1] of the runs that begin at t = first."""
-    X = ()
-    for w in tl.static_range(W - 1):
-        j = run.first - (W - 1) + w
-        X += (load_float(x_row + j * strides.x.t, run.mask_d & (j >= 0) & (j < run.L)),)
-    return with_state(X, run, state_ptr, strides.state, W, 1)
-
-
-@triton.jit
-def with_state(X, run, state_ptr, strides, W: tl.constexpr, G: tl.constexpr):
-    """The same window of G channels a lane, and the state's slots where it begins before its sequence does."""
-    if state_ptr is not None:
-        if tl.min(run.first) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
-            window = ()
-            for w in tl.static_range(W - 1):
-                before = run.mask_d & (run.first + w < W - 1) & (run.first < run.L)
-                for i in tl.static_range(G):
-                    at = state_at(state_ptr, strides, run.n, run.offs_d * G + i, run.first + w)
-                    window += (X[w * G + i] + load_float(at, before),)
-            X = window
-    return X
-
-
-@triton.jit
-def convolve(u, k, X, W: tl.constexpr):
-    """u + sum_w k[t, w] X[t-W+1+w]."""
-    for w in tl.static_range(W):
-        u += k[w].to(tl.float32) * X[w]
-    return u
-
-
-@triton.jit
-def conv_forward_kernel(
-    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, cuts, y_ptr, T, D, runs, tiles_d, strides, TILE: tl.constexpr
-):
-    """y of ROWS runs."""
-    W: tl.constexpr = TILE.W
-    run = locate(T, D, runs, TILE.RUN, tiles_d, cuts, TILE)
-    x_row = token_at(x_ptr, strides.x, run, run.begin)
-    k_row = token_at(k_ptr, strides.k, run, run.begin)
-    y_row = y_ptr + (run.row * T + run.begin) * D + run.offs_d
-    X = window_before(run, x_row, state_ptr, strides, W)
-    for step in range(TILE.RUN):
-        t = run.first + step
-        mask = run.mask_d & (t < run.L)
-        X += (load_float(x_row + t * strides.x.t, mask),)
-        u = convolve(run.zero, load_taps(k_row + t * strides.k.t, mask, strides.k.w, W), X, W)
-        if bias_ptr is not None:
-            u += load_float(bias_ptr + run.offs_d * strides.bias, run.mask_d)
-        u = activate(u, TILE)
-        if residual_ptr is not None:
-            u += load_float(token_at(residual_ptr, strides.residual, run, run.begin) + t * strides.residual.t, mask)
-        tl.store(y_row + t * D, u.to(y_ptr.dtype.element_ty), mask=mask)
-        X = X[1:]
-
-
-@triton.jit(do_not_specialize=["T", "runs", "RUN", "tiles_d"])
-def conv_backward_kernel(
-    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, cuts, grads, T, D, runs, RUN, tiles_d, strides, TILE: tl.constexpr
-):
-    """dx, dk and this program's share of dbias, ``grads.bias[program]``."""
-    W: tl.constexpr = TILE.W
-    run = locate(T, D, runs, RUN, tiles_d, cuts, TILE)
-    dy_row = token_at(dy_ptr, strides.dy, run, run.begin)
-    x_row = token_at(x_ptr, strides.x, run, run.begin)
-    k_row = token_at(k_ptr, strides.k, run, run.begin)
-    out_row = (run.row * T + run.begin) * D + run.offs_d  # of dx and dk
-    X = window_before(run, x_row, state_ptr, strides, W)
-    dX = (run.zero,) * (W - 1)  # sums so far for X[t-W+1] ... X[t-1], in the same order
-    dbias = run.zero
-    steps = RUN if grads.x is None else RUN + W - 1
-    # A step is asked for one step before it is used: memory answers while the step before is computed.
-    some = run.first < run.L
-    coming = load_step(dy_row, x_row, k_row, run.first, run.mask_d & some, some, strides, TILE)
-    for step in tl.range(steps, loop_unroll_factor=2):
-        t = run.first + step
-        mask = run.mask_d & (t < run.L)
-        own = t < run.first + RUN
-        dy, x, k = coming
-        more = run.mask_d & (t + 1 < run.L) & (t + 1 < run.first + steps)
-        coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < run.first + RUN, strides, TILE)
-        X += (x.to(tl.float32),)
-        du = dy.to(tl.float32)
-        if TILE.ACT is not None:
-            b = load_float(bias_ptr + run.offs_d * strides.bias, run.mask_d) if bias_ptr is not None else run.zero
-            du *= slope(convolve(b, k, X, W), TILE)
-        dbias += tl.where(own, du, 0.0)
-        if grads.k is not None:
-            for w in tl.static_range(W):
-                dk = (du * X[w]).to(grads.k.dtype.element_ty)
-                tl.store(grads.k + (out_row + t * D) * W + w, dk, mask=mask & own)
-        if grads.x is not None:
-            shifted = ()
-            for w in tl.static_range(W):
-                # dX[t-W+1+w] += du[t] k[t, w]
-                shifted += (du * k[w].to(tl.float32) + (dX[w] if w < W - 1 else 0.0),)
-            j = t - (W - 1)
-            complete = run.mask_d & (j >= run.first) & (j < run.L)
-            tl.store(grads.x + out_row + j * D, shifted[0].to(grads.x.dtype.element_ty), mask=complete)
-            dX = shifted[1:]
-        X = X[1:]
-    if grads.bias is not None:
-        tl.store(grads.bias + run.tile.to(tl.int64) * D + run.offs_d, tl.sum(dbias, 0)[None, :], mask=run.mask_d)
 
 
 @triton.jit
@@ -358,8 +243,9 @@ def conv_step_kernel(
         window += (load_float(state_at(state_ptr, strides.state, row, offs_d, w + KEPT - (W - 1)), mask),)
     window += (load_float(x_ptr + b * strides.x.b + offs_d * strides.x.d, mask),)
 
-    k = load_taps(k_ptr + b * strides.k.b + offs_d * strides.k.d, mask, strides.k.w, W)
-    u = convolve(tl.zeros([BLOCK], tl.float32), k, window, W)
+    u = tl.zeros([BLOCK], tl.float32)
+    for w in tl.static_range(W):
+        u += load_float(k_ptr + b * strides.k.b + offs_d * strides.k.d + w * strides.k.w, mask) * window[w]
     if bias_ptr is not None:
         u += load_float(bias_ptr + offs_d * strides.bias, mask)
     u = activate(u, TILE)

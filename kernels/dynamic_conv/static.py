@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.dynamic_conv.plain import activate, load_taps, locate, slope, token_at
-from kernels.dynamic_conv.words import as_words, convolve_channel, lane, lanes, load_bias, pack, tap, words_before
+from kernels.dynamic_conv.words import as_words, convolve_channel, lane, lanes, load_bias, pack, tap, window_before
 
 
 @triton.jit
@@ -58,9 +58,9 @@ def static_forward_kernel(
         step_r = one * strides.residual.t
         r_at = token_at(as_words(residual_ptr, G), strides.residual, run, run.begin + run.first)
         ahead_r = first_tokens(r_at, step_r, run.mask_d, end, AHEAD)
-    k = load_taps(as_words(k_ptr, G) + run.offs_d * strides.k.d, run.mask_d, strides.k.w, TILE.W)
+    k = load_taps(as_words(k_ptr, TILE.KG) + run.offs_d * strides.k.d, run.mask_d, strides, TILE)
     bias = load_bias(bias_ptr, run, strides.bias, G)
-    X = words_before(run, x_row, x_type, state_ptr, strides, TILE)
+    X = window_before(run, x_row, x_type, state_ptr, strides, TILE)
 
     for chunk in range(0, RUN, AHEAD):
         for step in tl.static_range(AHEAD):
@@ -112,14 +112,14 @@ def static_backward_kernel(
         dx_at = as_words(grads.x, G) + (run.row * T + run.begin + run.first) * D + run.offs_d
     ahead_dy = first_tokens(dy_at, step_dy, run.mask_d, left, AHEAD + W - 1)
     ahead_x = first_tokens(x_at, step_x, run.mask_d, x_end, AHEAD + EARLY)
-    k = load_taps(as_words(k_ptr, G) + run.offs_d * strides.k.d, run.mask_d, strides.k.w, W)
+    k = load_taps(as_words(k_ptr, TILE.KG) + run.offs_d * strides.k.d, run.mask_d, strides, TILE)
     bias = load_bias(bias_ptr, run, strides.bias, G)
     dk = (run.zero,) * (G * W)
     dbias = (run.zero,) * G
 
     X = ()
     if TILE.ACT is not None or state_ptr is not None:
-        X = words_before(run, x_row, x_type, state_ptr, strides, TILE)
+        X = window_before(run, x_row, x_type, state_ptr, strides, TILE)
     dU = ()  # du of the W - 1 times from the run's first on
     for s in tl.static_range(W - 1):
         if TILE.ACT is not None:

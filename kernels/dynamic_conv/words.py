@@ -4,47 +4,53 @@
 such words; the tap w of channel i is element ``i * W + w`` of them. So a thread that owns G channels reads and writes
 nothing but whole words, whatever W is: no padding to a power of two, no exchange between threads.
 
-The kernels are ``plain``'s, with G channels in each of their lanes: D and the strides of x, dy, residual and the weight
-count words.
+The loops are the ones that ``plain`` describes, with G channels in each of their lanes: D and the strides of x, dy and
+residual count words of G. Those of the weight have KG elements: where rows of x begin at odd addresses, G is 1, and the
+weights of one channel may be whole words still. One channel a lane, one weight a word serves every other layout.
 """
+
+import math
 
 import triton
 import triton.language as tl
 
-from kernels.dynamic_conv.plain import activate, load_float, load_step, load_taps, locate, slope, token_at, with_state
+from kernels.dynamic_conv.plain import activate, load_float, load_taps, locate, slope, state_at, token_at
 
 
-def channels_per_word(tensors, weight):
-    """How many channels one 64-bit word can hold for all these tensors at once, and the reason when it is 1.
+def channels_per_word(tensors, weight, most):
+    """How many channels one word can hold for all these tensors at once, and how many weights one of the weight's words.
+
+    Rows that begin at odd addresses leave x one channel a word. W weights of a channel may be whole words all the same.
 
     Args:
         tensors: dict name -> ``Layout`` of a tensor whose last dimension is the channels.
         weight: ``Layout`` of the weight, whose last two dimensions are channels and taps.
+        most: elements that fill 64 bits, or fewer; a power of two.
 
     Returns:
-        ``(G, reason)``; with G > 1 every tensor is aligned, contiguous in its last dimensions and divisible into words.
+        ``(G, KG, reason)``, the reason why G is no more than 1 or what it is; with G > 1 every tensor is aligned, contiguous
+        in its last dimensions and divisible into words; KG divides G W.
     """
-    tensors = {**tensors, "weight": weight}
-    G = 8 // max(t.dtype.itemsize for t in tensors.values())
-    for name, t in tensors.items():
-        inner, W = (2, t.shape[-1]) if name == "weight" else (1, 1)
-        D = t.shape[-inner]
-        if D % G:
-            return 1, f"the {D} channels do not divide into words of {G}"
-        if (t.strides[-1] != 1 and t.shape[-1] != 1) or (inner == 2 and t.strides[-2] != W and D != 1):
-            return 1, f"{name} has strides {tuple(t.strides)}, not contiguous in its last dimension{'s' * (inner - 1)}"
-        if t.address % (G * t.dtype.itemsize) or any(s % G for s in t.strides[:-inner]):
-            return 1, f"the rows of {name} do not all begin at a multiple of {G * t.dtype.itemsize} bytes"
-    return G, f"{G} channels of {8 // G} bytes fill 64 bits"
+    D, W = weight.shape[-2:]
+    G, reason = math.gcd(most, D), f"the {D} channels do not divide into words of {most}"
+    rows = [_rows_begin(name, t, 1, most) for name, t in tensors.items()] + [_rows_begin("weight", weight, 2, most)]
+    for begin, why in rows:
+        if math.gcd(G, begin) < G:
+            G, reason = math.gcd(G, begin), why
+    if G > 1:
+        size = max(t.dtype.itemsize for t in (*tensors.values(), weight))
+        reason = f"{G} channels of {size} bytes fill {8 * G * size} bits"
+    return G, math.gcd(G * W, begin), reason
 
 
-def word_strides(tensor, G, inner=1):
-    """Strides of a tensor with this ``Layout`` in words of G elements; ``inner`` dimensions at the end lie inside or across
-    words."""
-    if G == 1:
-        return tensor.strides
-    outer = tuple(s // G for s in tensor.strides[:-inner])
-    return outer + ((1,) if inner == 1 else (tensor.shape[-1], 1))
+def _rows_begin(name, t, inner, most):
+    """``(elements, why)``: a row of ``inner`` dimensions begins at a multiple of so many elements, and why not of ``most``;
+    at any where it is not contiguous."""
+    steps = zip(t.strides[-inner:], (t.shape[-1], 1)[-inner:], t.shape[-inner:], strict=True)
+    if any(stride != step and size != 1 for stride, step, size in steps):
+        return 1, f"{name} has strides {tuple(t.strides)}, not contiguous in its last dimension{'s' * (inner - 1)}"
+    why = f"the rows of {name} do not all begin at a multiple of {most * t.dtype.itemsize} bytes"
+    return math.gcd(most, t.address // t.dtype.itemsize, *t.strides[:-inner]), why
 
 
 @triton.jit
@@ -128,29 +134,52 @@ def load_bias(bias_ptr, run, stride, G: tl.constexpr):
     """The bias of a tile's channels in float32, one tensor for each channel of a word; zeros where there is none."""
     bias = ()
     for i in tl.static_range(G):
-        bias += (
-            load_float(bias_ptr + (run.offs_d * G + i) * stride, run.mask_d) if bias_ptr is not None else run.zero,
-        )
+        # one element an access: the compiler would lay out the whole loop for a wider one
+        if bias_ptr is not None:
+            at = tl.max_contiguous(bias_ptr + (run.offs_d * G + i) * stride, (1, 1))
+            bias += (load_float(at, run.mask_d),)
+        else:
+            bias += (run.zero,)
     return bias
 
 
 @triton.jit
-def words_before(run, x_row, dtype: tl.constexpr, state_ptr, strides, TILE: tl.constexpr):
-    """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i."""
+def window_before(run, x_row, dtype: tl.constexpr, state_ptr, strides, TILE: tl.constexpr):
+    """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i: inputs, and the
+    state's slots where it begins before its sequence does."""
     W: tl.constexpr = TILE.W
+    G: tl.constexpr = TILE.G
     X = ()
     for w in tl.static_range(W - 1):
         j = run.first - (W - 1) + w
         word = tl.load(x_row + j * strides.x.t, mask=run.mask_d & (j >= 0) & (j < run.L), other=0)
-        X += lanes(word, TILE.G, dtype)
-    return with_state(X, run, state_ptr, strides.state, W, TILE.G)
+        X += lanes(word, G, dtype)
+    if state_ptr is not None:
+        if tl.min(run.first) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
+            window = ()
+            for w in tl.static_range(W - 1):
+                before = run.mask_d & (run.first + w < W - 1) & (run.first < run.L)
+                for i in tl.static_range(G):
+                    at = state_at(state_ptr, strides.state, run.n, run.offs_d * G + i, run.first + w)
+                    window += (X[w * G + i] + load_float(at, before),)
+            X = window
+    return X
+
+
+@triton.jit
+def load_step(dy_row, x_row, k_row, t, mask, own, strides, TILE: tl.constexpr):
+    """dy, x and the taps of one time step, as they are in memory."""
+    dy = tl.load(dy_row + t * strides.dy.t, mask=mask, other=0)
+    # past the run's own steps x matters only to recompute u
+    x = tl.load(x_row + t * strides.x.t, mask=mask if TILE.ACT is not None else mask & own, other=0)
+    return dy, x, load_taps(k_row + t * strides.k.t, mask, strides, TILE)
 
 
 @triton.jit
 def tap(k, i: tl.constexpr, w: tl.constexpr, dtype: tl.constexpr, TILE: tl.constexpr):
-    """k[w] of channel i in float32, from the W words of G channels' taps."""
+    """k[w] of channel i in float32, from the words of G channels' taps."""
     n: tl.constexpr = i * TILE.W + w
-    return lane(k[n // TILE.G], n % TILE.G, TILE.G, dtype)
+    return lane(k[n // TILE.KG], n % TILE.KG, TILE.KG, dtype)
 
 
 @triton.jit
@@ -171,18 +200,18 @@ def words_forward_kernel(
     x_type: tl.constexpr = x_ptr.dtype.element_ty
     run = locate(T, D, runs, TILE.RUN, tiles_d, cuts, TILE)
     x_row = token_at(as_words(x_ptr, G), strides.x, run, run.begin)
-    k_row = token_at(as_words(k_ptr, G), strides.k, run, run.begin)
+    k_row = token_at(as_words(k_ptr, TILE.KG), strides.k, run, run.begin)
     y_row = as_words(y_ptr, G) + (run.row * T + run.begin) * D + run.offs_d
     if residual_ptr is not None:
         r_row = token_at(as_words(residual_ptr, G), strides.residual, run, run.begin)
     bias = load_bias(bias_ptr, run, strides.bias, G)
 
-    X = words_before(run, x_row, x_type, state_ptr, strides, TILE)
+    X = window_before(run, x_row, x_type, state_ptr, strides, TILE)
     for step in range(TILE.RUN):
         t = run.first + step
         mask = run.mask_d & (t < run.L)
         x = tl.load(x_row + t * strides.x.t, mask=mask, other=0)
-        k = load_taps(k_row + t * strides.k.t, mask, strides.k.w, TILE.W)
+        k = load_taps(k_row + t * strides.k.t, mask, strides, TILE)
         if residual_ptr is not None:
             residual = tl.load(r_row + t * strides.residual.t, mask=mask, other=0)
         X += lanes(x, G, x_type)
@@ -207,16 +236,18 @@ def words_backward_kernel(
     """dx, dk and this program's share of dbias, ``grads.bias[program]``."""
     W: tl.constexpr = TILE.W
     G: tl.constexpr = TILE.G
+    KG: tl.constexpr = TILE.KG
+    N: tl.constexpr = G * W // KG  # words of a lane's weights
     x_type: tl.constexpr = x_ptr.dtype.element_ty
     k_type: tl.constexpr = k_ptr.dtype.element_ty
     run = locate(T, D, runs, RUN, tiles_d, cuts, TILE)
     dy_row = token_at(as_words(dy_ptr, G), strides.dy, run, run.begin)
     x_row = token_at(as_words(x_ptr, G), strides.x, run, run.begin)
-    k_row = token_at(as_words(k_ptr, G), strides.k, run, run.begin)
+    k_row = token_at(as_words(k_ptr, TILE.KG), strides.k, run, run.begin)
     out_row = (run.row * T + run.begin) * D + run.offs_d  # of dx and dk
     bias = load_bias(bias_ptr, run, strides.bias, G)
 
-    X = words_before(run, x_row, x_type, state_ptr, strides, TILE)
+    X = window_before(run, x_row, x_type, state_ptr, strides, TILE)
     dX = (run.zero,) * ((W - 1) * G)  # sums so far for X[t-W+1] ... X[t-1], in the same order
     dbias = (run.zero,) * G
     steps = RUN + W - 1 if grads.x is not None else RUN
@@ -246,11 +277,15 @@ def words_backward_kernel(
         dbias = dbias_new
 
         if grads.k is not None:
-            dk_at = as_words(grads.k, G) + (out_row + t * D) * W
+            dk_at = as_words(grads.k, KG) + (out_row + t * D) * N
             dk_words = ()
-            for m in tl.static_range(W):
-                dk_words += (pack(dk[m * G : (m + 1) * G], G, grads.k.dtype.element_ty),)
-            store_side_by_side(dk_at, dk_words, mask & own, W, triton.next_power_of_2(W))
+            for m in tl.static_range(N):
+                dk_words += (pack(dk[m * KG : (m + 1) * KG], KG, grads.k.dtype.element_ty),)
+            if KG > 1:
+                store_side_by_side(dk_at, dk_words, mask & own, N, triton.next_power_of_2(N))
+            else:
+                for m in tl.static_range(N):
+                    tl.store(dk_at + m, dk_words[m], mask=mask & own)
 
         if grads.x is not None:
             # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece

@@ -62,6 +62,18 @@ def row_at(ptr, strides, b, t, h, offs):
 
 
 @triton.jit
+def head_at(ptr, strides, b, h):
+    """Where a head of a tensor [B, T, H, size] begins, and its strides along time and components."""
+    return ptr + b * strides.b + h * strides.h, strides.t, strides.d
+
+
+@triton.jit
+def own_at(ptr, head, H, size):
+    """The same of a contiguous tensor, whose head begins with row ``head``."""
+    return ptr + head * size, H * size, 1
+
+
+@triton.jit
 def state_at(ptr, strides, n, h, offs_k, offs_v):
     """Where a tile lies in states [N, H, K, V]."""
     return ptr + n * strides.n + h * strides.h + offs_k[:, None] * strides.k + offs_v[None, :] * strides.v

@@ -36,14 +36,23 @@ import triton
 import triton.language as tl
 
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.plain import begin_state, load_gamma, load_state, own_tile, store_state, zeros
+from kernels.recurrent_attention.plain import (
+    begin_state,
+    head_at,
+    load_gamma,
+    load_state,
+    own_at,
+    own_tile,
+    store_state,
+    zeros,
+)
 
 #: What comes through the states at the blocks' edges: of dq / c, dk and dv; for gates also of o, and the paths that pass a
 #: whole block, for each row of the state (one number unless there is gk) and for each column. The initial state's gradient.
 Through = namedtuple("Through", "dq dk dv o passing_k passing_v dinitial")
 
-#: In a kernel, the gates of one side of a head's state: one a token (where they begin, the step in time), a number that all
-#: tokens have, and one a component (``columns_at``).
+#: In a kernel, the gates of one side of a head's state: one a token (``head_at``), a number that all tokens have, and one a
+#: component (``head_at``).
 SideGates = namedtuple("SideGates", "g gamma components")
 
 #: Where gradients go, ``None`` for those not wanted; dg stands for g and g_gamma.
@@ -96,33 +105,25 @@ def block_columns(begin, L, first, TILE: tl.constexpr):
 
 
 @triton.jit
-def columns_at(ptr, strides, b, h, offs, mask):
-    """Where the columns of a head's tokens lie: some components at time 0, a step in time, and which components exist."""
-    return ptr + b * strides.b + h * strides.h + offs * strides.d, strides.t, mask
-
-
-@triton.jit
-def own_columns(ptr, head, H, D, offs, mask):
-    """The same of a contiguous tensor [B, T, H, D], whose head begins with row ``head``."""
-    return ptr + head * D + offs, H * D, mask
-
-
-@triton.jit
-def load_columns(at, tokens):
-    """float32 [D, C] of a block's ``tokens``, zeros where there is none."""
-    base, step, mask = at
+def load_columns(at, of, tokens):
+    """float32 [D, C] of a block's ``tokens``, the components ``of`` (their numbers, and which exist) of a head that begins
+    ``at`` (``head_at``); zeros where there is none."""
+    base, stride_t, stride_d = at
+    offs, mask = of
     times, mask_t = tokens
     mask = mask[:, None] & mask_t[None, :]
-    return tl.load(base[:, None] + times[None, :] * step, mask=mask, other=0.0).to(tl.float32)
+    offsets = offs[:, None] * stride_d + times[None, :] * stride_t
+    return tl.load(base + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_columns(at, tokens, tile):
+def store_columns(at, of, tokens, tile):
     """The reverse of ``load_columns``."""
-    base, step, mask = at
+    base, stride_t, stride_d = at
+    offs, mask = of
     times, mask_t = tokens
-    base = base[:, None] + times[None, :] * step
-    tl.store(base, tile.to(base.dtype.element_ty), mask=mask[:, None] & mask_t[None, :])
+    offsets = offs[:, None] * stride_d + times[None, :] * stride_t
+    tl.store(base + offsets, tile.to(base.dtype.element_ty), mask=mask[:, None] & mask_t[None, :])
 
 
 @triton.jit
@@ -131,15 +132,15 @@ def load_scalar_gates(gates, tokens):
     times, mask_t = tokens
     sums = tl.where(mask_t, gates.gamma, 0.0)
     if gates.g is not None:
-        base, step = gates.g
-        sums += tl.load(base + times * step, mask=mask_t, other=0.0).to(tl.float32)
+        base, stride_t, stride_d = gates.g
+        sums += tl.load(base + times * stride_t, mask=mask_t, other=0.0).to(tl.float32)
     return tl.maximum(sums, LOWEST)
 
 
 @triton.jit
-def load_gates(gates, tokens):
+def load_gates(gates, of, tokens):
     """Log-decays [D, C] from gates for components, and one a token for all of them; 0 where there is no token."""
-    components = load_columns(gates.components, tokens)
+    components = load_columns(gates.components, of, tokens)
     return tl.maximum(components + load_scalar_gates(gates, tokens)[None, :], LOWEST)
 
 
@@ -150,13 +151,13 @@ def decay(gates, crossed):
 
 
 @triton.jit
-def decays_to_edges(gates, begin, L, first, TILE: tl.constexpr):
+def decays_to_edges(gates, of, begin, L, first, TILE: tl.constexpr):
     """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, of all of it;
     [D, C], [D, C] and [D], or [1, C], [1, C] and [1]."""
     tokens = block_columns(begin, L, first, TILE)
     t = tl.arange(0, TILE.C)
     if gates.components is not None:
-        x = load_gates(gates, tokens)
+        x = load_gates(gates, of, tokens)
         from_edge = decay(x, t[:, None] <= t[None, :])
         to_edge = decay(x, t[:, None] > t[None, :])
         whole = tl.exp(tl.sum(x, 1))
@@ -181,16 +182,29 @@ def decay_matrix(gates):
 
 
 @triton.jit
-def advance(S, k_at, v_at, rows, columns, begin, L, first, TILE: tl.constexpr):
+def sides_of(q_ptr, k_ptr, v_ptr, do_ptr, gates, strides, b, h, kv_head):
+    """The sides of a head's state: its rows, which q reads and k writes, and its columns, which do reads and v writes."""
+    of = strides.gates
+    g = head_at(gates.g, of.g, b, h) if gates.g is not None else None
+    gk = head_at(gates.gk, of.gk, b, h) if gates.gk is not None else None
+    gv = head_at(gates.gv, of.gv, b, h) if gates.gv is not None else None
+    q = head_at(q_ptr, strides.q, b, h) if q_ptr is not None else None
+    do = head_at(do_ptr, strides.do, b, h) if do_ptr is not None else None
+    rows = Side(q, head_at(k_ptr, strides.k, b, kv_head), SideGates(g, load_gamma(gates, strides, h), gk))
+    return rows, Side(do, head_at(v_ptr, strides.v, b, kv_head), SideGates(None, 0.0, gv))
+
+
+@triton.jit
+def advance(S, rows, columns, of_k, of_v, begin, L, first, TILE: tl.constexpr):
     """The state behind a block: e^{Gamma_C} . S . e^{Phi_C} + sum_s (k_s e^{Gamma_C - Gamma_s}) (v_s e^{Phi_C - Phi_s})^T."""
     tokens = block_columns(begin, L, first, TILE)
-    k = load_columns(k_at, tokens)
-    v = load_columns(v_at, tokens)
-    unused, to_edge, whole = decays_to_edges(rows, begin, L, first, TILE)
+    k = load_columns(rows.writes, of_k, tokens)
+    v = load_columns(columns.writes, of_v, tokens)
+    unused, to_edge, whole = decays_to_edges(rows.gates, of_k, begin, L, first, TILE)
     S *= whole[:, None]
     k *= to_edge
-    if columns.components is not None:
-        unused, to_edge, whole = decays_to_edges(columns, begin, L, first, TILE)
+    if columns.gates.components is not None:
+        unused, to_edge, whole = decays_to_edges(columns.gates, of_v, begin, L, first, TILE)
         S *= whole[None, :]
         v *= to_edge
     return S + dot(k, tl.trans(v), TILE)
@@ -201,22 +215,15 @@ def states_kernel(k_ptr, v_ptr, gates, initial_ptr, cu_ptr, states_ptr, sizes, s
     """states[place, h]: the state before every EVERY-th block of C tokens."""
     n, h, kv_head, tile, offs_k, offs_v, mask_k, mask_v = own_tile(sizes, TILE)
     row, begin, L = sequence_span(n, sizes.T, cu_ptr, cu_ptr is not None)
-    k_at = columns_at(k_ptr, strides.k, row, kv_head, offs_k, mask_k)
-    v_at = columns_at(v_ptr, strides.v, row, kv_head, offs_v, mask_v)
-    of = strides.gates
-    g_at = None if gates.g is None else (gates.g + row * of.g.b + h * of.g.h, of.g.t)
-    gk_at = None if gates.gk is None else columns_at(gates.gk, of.gk, row, h, offs_k, mask_k)
-    gv_at = None if gates.gv is None else columns_at(gates.gv, of.gv, row, h, offs_v, mask_v)
-    rows = SideGates(g_at, load_gamma(gates, strides, h), gk_at)
-    columns = SideGates(None, 0.0, gv_at)
-
+    rows, columns = sides_of(None, k_ptr, v_ptr, None, gates, strides, row, h, kv_head)
     S = begin_state(initial_ptr, strides.state, n, h, offs_k, offs_v, TILE)
     place = first_run(n, begin, sizes.T, TILE.C * TILE.EVERY, cu_ptr is not None)
     for checkpoint in range(tl.cdiv(L, TILE.C * TILE.EVERY)):
         base = states_ptr + ((place + checkpoint) * sizes.H + h) * TILE.K * TILE.V
         store_state(base, offs_k, offs_v, TILE.K, TILE.V, S)
         for i in range(TILE.EVERY):
-            S = advance(S, k_at, v_at, rows, columns, begin, L, (checkpoint * TILE.EVERY + i) * TILE.C, TILE)
+            first = (checkpoint * TILE.EVERY + i) * TILE.C
+            S = advance(S, rows, columns, (offs_k, mask_k), (offs_v, mask_v), begin, L, first, TILE)
 
 
 @triton.jit
@@ -233,16 +240,8 @@ def through_kernel(
     V: tl.constexpr = TILE.V
     n, h, kv_head, tile, offs_k, offs_v, mask_k, mask_v = own_tile(sizes, TILE)
     row, begin, L = sequence_span(n, T, cu_ptr, cu_ptr is not None)
-    q_at = columns_at(q_ptr, strides.q, row, h, offs_k, mask_k)
-    k_at = columns_at(k_ptr, strides.k, row, kv_head, offs_k, mask_k)
-    v_at = columns_at(v_ptr, strides.v, row, kv_head, offs_v, mask_v)
-    do_at = columns_at(do_ptr, strides.do, row, h, offs_v, mask_v)
-    of = strides.gates
-    g_at = None if gates.g is None else (gates.g + row * of.g.b + h * of.g.h, of.g.t)
-    gk_at = None if gates.gk is None else columns_at(gates.gk, of.gk, row, h, offs_k, mask_k)
-    gv_at = None if gates.gv is None else columns_at(gates.gv, of.gv, row, h, offs_v, mask_v)
-    rows = SideGates(g_at, load_gamma(gates, strides, h), gk_at)
-    columns = SideGates(None, 0.0, gv_at)
+    rows, columns = sides_of(q_ptr, k_ptr, v_ptr, do_ptr, gates, strides, row, h, kv_head)
+    of_k, of_v = (offs_k, mask_k), (offs_v, mask_v)
     head = row * T * H + h
     partial = tile * sizes.tokens * H + head
 
@@ -254,32 +253,32 @@ def through_kernel(
         block = blocks - 1 - back
         S = load_state(S_ptr + ((kept + block // TILE.EVERY) * H + h) * K * V, offs_k, offs_v, K, V)
         for i in range(block // TILE.EVERY * TILE.EVERY, block):
-            S = advance(S, k_at, v_at, rows, columns, begin, L, i * TILE.C, TILE)
+            S = advance(S, rows, columns, of_k, of_v, begin, L, i * TILE.C, TILE)
 
         first = block * TILE.C
         tokens = block_columns(begin, L, first, TILE)
-        q = load_columns(q_at, tokens)
-        k = load_columns(k_at, tokens)
-        v = load_columns(v_at, tokens)
-        do = load_columns(do_at, tokens)
-        q_from, k_to, whole = decays_to_edges(rows, begin, L, first, TILE)
+        q = load_columns(rows.reads, of_k, tokens)
+        k = load_columns(rows.writes, of_k, tokens)
+        v = load_columns(columns.writes, of_v, tokens)
+        do = load_columns(columns.reads, of_v, tokens)
+        q_from, k_to, whole = decays_to_edges(rows.gates, of_k, begin, L, first, TILE)
         q *= q_from * scale
         k *= k_to
         Z_before = Z * whole[:, None]
         if gates.gv is not None:
-            o_from, v_to, whole = decays_to_edges(columns, begin, L, first, TILE)
+            o_from, v_to, whole = decays_to_edges(columns.gates, of_v, begin, L, first, TILE)
             do *= o_from
             v *= v_to
             Z_before *= whole[None, :]
 
         dq = q_from * dot(S, do, TILE)
-        store_columns(own_columns(through.dq, partial, H, K, offs_k, mask_k), tokens, dq)
+        store_columns(own_at(through.dq, partial, H, K), of_k, tokens, dq)
         dk = k_to * dot(Z, v, TILE)
-        store_columns(own_columns(through.dk, partial, H, K, offs_k, mask_k), tokens, dk)
+        store_columns(own_at(through.dk, partial, H, K), of_k, tokens, dk)
         dv = dot(tl.trans(Z), k, TILE)
         if gates.gv is not None:
             dv *= v_to
-        store_columns(own_columns(through.dv, head, H, V, offs_v, mask_v), tokens, dv)
+        store_columns(own_at(through.dv, head, H, V), of_v, tokens, dv)
         if through.passing_k is not None:
             passing = tl.sum(S * Z_before, 1)
             index = (tile * sizes.blocks + place + block) * H + h
@@ -289,35 +288,13 @@ def through_kernel(
                 tl.store(through.passing_k + index, tl.sum(passing, 0))
         if through.o is not None:
             o = o_from * dot(tl.trans(S), q, TILE)
-            store_columns(own_columns(through.o, head, H, V, offs_v, mask_v), tokens, o)
+            store_columns(own_at(through.o, head, H, V), of_v, tokens, o)
             index = (place + block) * H + h
             tl.store(through.passing_v + index * V + offs_v, tl.sum(S * Z_before, 0), mask=mask_v)
         Z = Z_before + dot(q, tl.trans(do), TILE)
 
     if through.dinitial is not None:
         store_state(through.dinitial + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)
-
-
-@triton.jit
-def slice_at(at, offs, mask):
-    """Where some components of a head's tokens lie, as ``columns_at`` has it; ``at``: where the head begins, its strides."""
-    base, strides = at
-    return base + offs * strides.d, strides.t, mask
-
-
-@triton.jit
-def load_slice(side, offs, mask, tokens):
-    """``(reads, writes)``: float32 [SLICE, C] tiles."""
-    return load_columns(slice_at(side.reads, offs, mask), tokens), load_columns(
-        slice_at(side.writes, offs, mask), tokens
-    )
-
-
-@triton.jit
-def load_slice_gates(side, offs, mask, tokens):
-    """Log-decays [SLICE, C] of a side that has gates for components."""
-    gates = SideGates(side.gates.g, side.gates.gamma, slice_at(side.gates.components, offs, mask))
-    return load_gates(gates, tokens)
 
 
 @triton.jit
@@ -340,11 +317,12 @@ def pair_products(side, tokens, TILE: tl.constexpr, COLUMNS: tl.constexpr):
     products = zeros(TILE.C, TILE.C)
     for start in range(0, D, SLICE):
         offs = start + tl.arange(0, SLICE).to(tl.int64)
-        reads, writes = load_slice(side, offs, offs < D, tokens)
+        of = offs, offs < D
+        reads, writes = load_columns(side.reads, of, tokens), load_columns(side.writes, of, tokens)
         if side.gates.components is None:
             products += dot(tl.trans(reads), writes, TILE)
         else:
-            gates = load_slice_gates(side, offs, offs < D, tokens)
+            gates = load_gates(side.gates, of, tokens)
             products += tl.where(u == t, tl.sum(reads * writes, 0)[None, :], 0.0)
             for digit in range(TILE.DIGITS):
                 x = tl.where(right_of_middle(t, digit), reads, writes) * decay(gates, crossed_to_middle(u, t, digit))
@@ -369,8 +347,8 @@ def finish_side(
     dgate = zeros(1, TILE.C)
     for start in range(0, D, SLICE):
         offs = start + tl.arange(0, SLICE).to(tl.int64)
-        mask = offs < D
-        reads, writes = load_slice(side, offs, mask, tokens)
+        of = offs, offs < D
+        reads, writes = load_columns(side.reads, of, tokens), load_columns(side.writes, of, tokens)
         reads *= scale
         dreads = zeros(SLICE, TILE.C)
         dwrites = zeros(SLICE, TILE.C)
@@ -379,10 +357,10 @@ def finish_side(
         passing = place
         for tile in range(1 if COLUMNS else sizes.tiles):  # noqa: B007
             if through.reads is not None:
-                dreads += load_columns(own_columns(through.reads, partial, H, D, offs, mask), tokens)
-            dwrites += load_columns(own_columns(through.writes, partial, H, D, offs, mask), tokens)
+                dreads += load_columns(own_at(through.reads, partial, H, D), of, tokens)
+            dwrites += load_columns(own_at(through.writes, partial, H, D), of, tokens)
             if GATES and side.gates.components is not None:
-                dgates += tl.load(through.gates + passing * D + offs, mask=mask, other=0.0)[:, None]
+                dgates += tl.load(through.gates + passing * D + offs, mask=of[1], other=0.0)[:, None]
             partial += sizes.tokens * H
             passing += sizes.blocks * H
 
@@ -393,7 +371,7 @@ def finish_side(
             dreads += dot(writes, tl.where(u <= t, weights, 0.0), TILE)
             dwrites += dot(reads, tl.where(u >= t, weights, 0.0), TILE)
         else:
-            gates = load_slice_gates(side, offs, mask, tokens)
+            gates = load_gates(side.gates, of, tokens)
             if GATES:
                 dgates += sum_over(reads * dreads, u >= t, True, TILE)
                 dgates += sum_over(writes * dwrites, u < t, True, TILE)
@@ -412,12 +390,12 @@ def finish_side(
             if GATES:
                 dgate += tl.sum(dgates, 0)[None, :]
             if grads.gates is not None:
-                store_columns(own_columns(grads.gates, head, H, D, offs, mask), tokens, dgates)
+                store_columns(own_at(grads.gates, head, H, D), of, tokens, dgates)
 
         if grads.reads is not None:
-            store_columns(own_columns(grads.reads, head, H, D, offs, mask), tokens, dreads * scale)
+            store_columns(own_at(grads.reads, head, H, D), of, tokens, dreads * scale)
         if grads.writes is not None:
-            store_columns(own_columns(grads.writes, head, H, D, offs, mask), tokens, dwrites)
+            store_columns(own_at(grads.writes, head, H, D), of, tokens, dwrites)
     return dgate
 
 
@@ -437,22 +415,11 @@ def pairs_kernel(
     t = tl.arange(0, TILE.C)[None, :]
     head = row * T * H + h
     place = (pid // H).to(tl.int64) * H + h
-    q_at = q_ptr + row * strides.q.b + h * strides.q.h, strides.q
-    k_at = k_ptr + row * strides.k.b + kv_head * strides.k.h, strides.k
-    v_at = v_ptr + row * strides.v.b + kv_head * strides.v.h, strides.v
-    do_at = do_ptr + row * strides.do.b + h * strides.do.h, strides.do
-    of = strides.gates
-    g_at = None if gates.g is None else (gates.g + row * of.g.b + h * of.g.h, of.g.t)
-    gk_at = None if gates.gk is None else (gates.gk + row * of.gk.b + h * of.gk.h, of.gk)
-    gv_at = None if gates.gv is None else (gates.gv + row * of.gv.b + h * of.gv.h, of.gv)
-    decays = SideGates(g_at, load_gamma(gates, strides, h), gk_at)
-    rows = Side(q_at, k_at, decays)
-    columns = Side(do_at, v_at, SideGates(None, 0.0, gv_at))
-
+    rows, columns = sides_of(q_ptr, k_ptr, v_ptr, do_ptr, gates, strides, row, h, kv_head)
     A = scale * pair_products(rows, tokens, TILE, False)
     P = pair_products(columns, tokens, TILE, True)
     if gates.gk is None:
-        M = decay_matrix(load_scalar_gates(decays, tokens))
+        M = decay_matrix(load_scalar_gates(rows.gates, tokens))
         M = tl.where(u >= t, M, tl.trans(M))
         A *= M
         paths = tl.where(u > t, A * P, 0.0)  # [r, s]

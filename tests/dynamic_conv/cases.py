@@ -62,7 +62,7 @@ def check(
 
 
 CHOICES = {
-    "shape": [(2, 13, 12), (1, 37, 20), (3, 5, 7)],
+    "shape": [(2, 13, 12), (1, 37, 20), (3, 5, 7), (2, 9, 10)],
     "W": [1, 2, 3, 4, 8, 17],
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
     "weight_dtype": [None, torch.float32, torch.bfloat16],

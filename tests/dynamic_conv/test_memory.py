@@ -22,6 +22,9 @@ CASES = {
         "static": True, "tail": True, "state": True, "final": True, "cu": [0, 3, 3, 4, 18], "dtype": torch.float16, "D": 24,
     },
     "float16 words": {"dtype": torch.float16, "D": 24},
+    "float16 rows at odd addresses": {"dtype": torch.float16, "D": 13},
+    "float16 words of two": {"dtype": torch.float16, "D": 14, "W": 3},
+    "static, float16 rows at odd addresses": {"dtype": torch.float16, "D": 13, "static": True},
 }  # fmt: skip
 
 

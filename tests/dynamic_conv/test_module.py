@@ -94,6 +94,10 @@ def test_on_the_cpu_beside_a_gpu_the_reference_computes(as_if_compiled, monkeypa
     weight = layer.w2(torch.nn.functional.silu(layer.w1(x))).unflatten(-1, (8, 3))
     want, last = dynamic_conv_reference(x, weight, activation="silu", output_final_state=True)
     torch.testing.assert_close((y, state), (want, last))
+    pool, slots = torch.zeros(3, 8, 3), torch.tensor([2, -1])
+    first = layer.step(x.detach()[:, 0], pool, slots=slots)
+    torch.testing.assert_close(first, torch.stack([want[0, 0], torch.zeros(8)]))
+    assert torch.equal(pool[2, :, -1], x[0, 0]) and pool[:2].count_nonzero() == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(x).sum().backward()

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from kernels.recurrent_attention.chunk.decays import decay_matrix, level_of_rows, load_mask, over_its_unit
-from kernels.recurrent_attention.chunk.rows import head_at, load_rows, locate_chunk, own_at, store_rows
-from kernels.recurrent_attention.plain import load_state, zeros
+from kernels.recurrent_attention.chunk.rows import load_rows, locate_chunk, store_rows
+from kernels.recurrent_attention.plain import head_at, load_state, own_at, zeros
 from kernels.recurrent_attention.plain_backward import right_of_middle
 
 #: Where gradients go, or where those through the states went, ``None`` for those not wanted. For a scalar gate dg has a part

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from kernels.common.math import LOG2_E
-from kernels.recurrent_attention.chunk.rows import head_at, load_rows, locate_chunk, own_at, store_rows
-from kernels.recurrent_attention.plain import zeros
+from kernels.recurrent_attention.chunk.rows import load_rows, locate_chunk, store_rows
+from kernels.recurrent_attention.plain import head_at, own_at, zeros
 from kernels.recurrent_attention.plain_backward import crossed_to_middle, parted, right_of_middle
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2_E)  # log-decays are turned at once: e^x = 2^(x log2 e)

@@ -17,8 +17,8 @@ import triton.language as tl
 
 from kernels.common.sequences import first_run, locate_run, sequence_span
 from kernels.recurrent_attention.chunk.decays import decay_matrix
-from kernels.recurrent_attention.chunk.rows import chunk_rows, head_at, load_rows, locate_chunk, own_at, store_rows
-from kernels.recurrent_attention.plain import load_state, store_state, zeros
+from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, locate_chunk, store_rows
+from kernels.recurrent_attention.plain import head_at, load_state, own_at, store_state, zeros
 
 
 @triton.jit

@@ -52,18 +52,6 @@ def locate_chunk(r, chunks, T, packing, TILE: tl.constexpr):
 
 
 @triton.jit
-def head_at(ptr, strides, b, h):
-    """Where a head of a tensor [B, T, H, size] begins, and its strides along time and components."""
-    return ptr + b * strides.b + h * strides.h, strides.t, strides.d
-
-
-@triton.jit
-def own_at(ptr, head, H, size):
-    """The same of a contiguous tensor, whose head begins with row ``head``."""
-    return ptr + head * size, H * size, 1
-
-
-@triton.jit
 def load_rows(at, where, start, size, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr = False):
     """A tile [C, BLOCK] of one head: components ``start`` to ``start + BLOCK`` of ``size``, zero where there is none."""
     base, stride_t, stride_d = at
