@@ -100,11 +100,12 @@ def bind(mod, kind, device, differentiate=False):
         latest = None
     if latest and use in latest and _hold(latest[use][0]):
         return latest[use][1]
-    look = Fingerprint(_uncompiled(mod))
+    function = _uncompiled(mod)
+    look = Fingerprint(function)
 
     def make(stand_ins):
-        other = replaced(_uncompiled(mod), {look.places[i]: tensor for i, tensor in stand_ins.items()})
-        return _compile(look, other, *use, [*stand_ins.values()])
+        places = {look.places[i]: tensor for i, tensor in stand_ins.items()}
+        return _compile(look, replaced(function, places) if places else function, *use, [*stand_ins.values()])
 
     if look.complete:
         key = kind, device.type, differentiate, in_force(), look.structure

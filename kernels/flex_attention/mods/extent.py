@@ -149,7 +149,8 @@ class Rules:
 
     def _low(self, x):
         """At least; minus infinity if nothing says so."""
-        return max((c + sum(min(0, i) * end for i, end in zip(f, self._last)) for *f, c in x.below), default=-math.inf)
+        ends = (math.ceil(c + sum(min(0, i) * end for i, end in zip(f, self._last))) for *f, c in x.below)
+        return max(ends, default=-math.inf)
 
     def _high(self, x):
         """At most."""
@@ -159,6 +160,9 @@ class Rules:
         """An integer that arithmetic has made: nothing is known of one that may have overflowed."""
         x = Integer(*(tuple(dict.fromkeys(forms))[:MOST_FORMS] for forms in (below, above)))
         return x if -(2**31) <= self._low(x) and self._high(x) < 2**31 else None
+
+    def _up_to(self, most):
+        return self._made(*_between(0, most)) if most < math.inf else None
 
     # Integers.
 
@@ -186,7 +190,7 @@ class Rules:
         if (factor := _number(y)) is not None:
             forms = _scaled(x.below, factor), _scaled(x.above, factor)
             return self._made(*forms[:: -1 if factor < 0 else 1])
-        return self._made(*_between(0, self._high(x) * self._high(y))) if min(self._low(x), self._low(y)) >= 0 else None
+        return self._up_to(self._high(x) * self._high(y)) if min(self._low(x), self._low(y)) >= 0 else None
 
     @_of(Integer)
     def floor_divide(self, x, y):
@@ -232,7 +236,7 @@ class Rules:
 
     @_of(Integer)
     def gcd(self, x, y):
-        return self._made([(0, 0, 0)], [(0, 0, max(-self._low(x), self._high(x), -self._low(y), self._high(y)))])
+        return self._up_to(max(-self._low(x), self._high(x), -self._low(y), self._high(y)))
 
     # Comparisons.
 
@@ -334,6 +338,8 @@ def _found(steps, numbers, M, N):
     for dtype, name, args, kwargs in steps:
         given = {key: of(x) for key, x in kwargs.items()}
         found, unknown = of(args) if name is None else getattr(rules, name)(*map(of, args), **given), _unknown(dtype)
+        if dtype in INTEGERS and isinstance(found, Truth):
+            found = _between(0, 1)
         values.append(found if type(found) is type(unknown) else unknown)
     return values, of
 
