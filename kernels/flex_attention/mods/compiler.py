@@ -203,9 +203,9 @@ def _as_python_does(node, captured):
 
 _OF_ANY = overloads("neg.default abs.default _to_copy.default")
 _PRODUCTS = overloads("mul.Tensor div.Tensor")
-_SUMS = overloads("add.Tensor sub.Tensor rsub.Scalar")
+_SUMS = overloads("add.Tensor sub.Tensor")
 _OF_BOTH = "remainder eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split()  # of them one may be known
-_OF_INTEGERS = [*_OF_ANY, *_SUMS, *overloads("floor_divide.default bitwise_not.default")]
+_OF_INTEGERS = [*_OF_ANY, *_SUMS, *overloads("div.Tensor_mode bitwise_not.default")]
 _OF_INTEGERS += overloads(" ".join(f"{name}.Tensor {name}.Scalar" for name in _OF_BOTH))
 _NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
 

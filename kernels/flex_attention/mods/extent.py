@@ -179,9 +179,6 @@ class Rules:
     def sub(self, x, y, alpha=ONE):
         return self.add(x, self.neg(y), alpha)
 
-    def rsub(self, x, y, alpha=ONE):
-        return self.sub(y, x, alpha)
-
     @_of(Integer, Truth)
     def mul(self, x, y):
         if isinstance(x, Truth) or isinstance(y, Truth):
@@ -193,7 +190,7 @@ class Rules:
         return self._up_to(self._high(x) * self._high(y)) if min(self._low(x), self._low(y)) >= 0 else None
 
     @_of(Integer)
-    def floor_divide(self, x, y):
+    def _floor_divide(self, x, y):
         """By a positive number, or of what is not negative by what is not."""
         if (by := _number(y)) is not None and by > 0:
             each = Fraction(1, by)
@@ -201,7 +198,7 @@ class Rules:
         return self._made([(0, 0, 0)], x.above) if min(self._low(x), self._low(y)) >= 0 else None
 
     def div(self, x, y, rounding_mode=None):
-        return self.floor_divide(x, y) if rounding_mode == "floor" else None
+        return self._floor_divide(x, y) if rounding_mode == "floor" else None
 
     @_of(Integer)
     def remainder(self, x, y):
@@ -225,8 +222,6 @@ class Rules:
     def clamp(self, x, min=None, max=None):  # noqa: A002
         x = x if min is None else self.maximum(x, min)
         return x if max is None else self.minimum(x, max)
-
-    clamp_min, clamp_max = maximum, minimum
 
     @_of(Integer)
     def abs(self, x):
