@@ -355,13 +355,6 @@ def erfcx(x):
     return torch.where(x < 0, 2 * torch.exp(x * x) - value, value)
 
 
-def log_ndtr(x):
-    """The logarithm of the normal distribution."""
-    y = x * math.sqrt(0.5)
-    left = torch.log(0.5 * erfcx(-torch.clamp(y, max=0.0))) - y * y
-    return torch.where(x < 0, left, torch.log1p(-0.5 * torch.erfc(y)))
-
-
 def _bessel(order, scaled):
     """I_0 or I_1: the power series, whose terms are all positive, up to 8, Hankel's expansion from there on."""
     power = [1.0]
@@ -393,12 +386,6 @@ def angle(x):
     return torch.where(x < 0, math.pi, torch.where(x == x, 0.0, x))
 
 
-def xlog1py(x, y):
-    """x log(1 + y), 0 where x is."""
-    x, y = (torch.full((), float(t)) if not isinstance(t, torch.Tensor) else t for t in (x, y))
-    return torch.where((x == 0) & (y == y), 0.0, x * torch.log1p(y))
-
-
 def multigammaln(x, p):
     """log of the multivariate gamma function: ``torch.mvlgamma`` without the p numbers in between."""
     return sum(torch.lgamma(x - 0.5 * i) for i in range(p)) + 0.25 * p * (p - 1) * math.log(math.pi)
@@ -412,7 +399,6 @@ DECOMPOSITIONS = {
         "polygamma": polygamma,
         "erfinv": erfinv,
         "special_erfcx": erfcx,
-        "special_log_ndtr": log_ndtr,
         "i0": _bessel(0, scaled=False),
         "special_modified_bessel_i0": _bessel(0, scaled=False),
         "special_i0e": _bessel(0, scaled=True),
@@ -420,7 +406,6 @@ DECOMPOSITIONS = {
         "special_modified_bessel_i1": _bessel(1, scaled=False),
         "special_i1e": _bessel(1, scaled=True),
         "angle": angle,
-        "special_xlog1py": xlog1py,
     }.items()
     for overload in getattr(aten, name).overloads()
     if overload != "out"
