@@ -351,8 +351,6 @@ RULES = {
     prims.signbit: _sign_bit,
     aten.reciprocal: _unary("(1.0 / {})", FLOAT),
     aten.log10: _unary("(tl.log2({}) * 0.30102999566398120)", FLOAT),
-    prims.fmax: _of_float("float_max"),
-    prims.fmin: _of_float("float_min"),
     aten.hardshrink_backward: _shrink_backward,
     aten.softshrink_backward: _shrink_backward,
     aten.relu: _extreme("maximum", 0),
@@ -372,9 +370,7 @@ RULES = {
 RULES |= _all(
     "exp:tl.exp exp2:tl.exp2 log:tl.log log2:tl.log2 sqrt:tl.sqrt rsqrt:tl.rsqrt sin:tl.sin cos:tl.cos", _of_float
 )
-RULES |= _all("sigmoid:tl.sigmoid erf:tl.erf erfc:erfc expm1:expm1 log1p:log1p tan:tan asin:asin acos:acos", _of_float)
-RULES |= _all("atan:atan atan2:atan2 sinh:sinh cosh:cosh tanh:tanh asinh:asinh acosh:acosh atanh:atanh", _of_float)
-RULES |= _all("hypot:hypot", _of_float)
+RULES |= _all("sigmoid:tl.sigmoid erf:tl.erf expm1:expm1 log1p:log1p atan:atan atan2:atan2 tanh:tanh", _of_float)
 RULES |= _all("floor:tl.floor ceil:tl.ceil trunc:truncate round:round_half_even", _rounded)
 RULES |= _all("eq:== ne:!= lt:< le:<= gt:> ge:>=", _compare)
 RULES |= _all("bitwise_left_shift:<< bitwise_right_shift:>> __lshift__:<< __rshift__:>>", _binary)

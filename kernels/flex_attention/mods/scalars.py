@@ -386,6 +386,32 @@ def angle(x):
     return torch.where(x < 0, math.pi, torch.where(x == x, 0.0, x))
 
 
+def sinh(x):
+    """(e^x - e^-x) / 2, exact for small x."""
+    u = torch.expm1(x)
+    return 0.5 * (u + u / (u + 1))
+
+
+def asinh(x):
+    """sign(x) log(|x| + sqrt(x^2 + 1)), exact for small x."""
+    size = x.abs()
+    value = torch.log1p(size + size * size / (1 + torch.sqrt(size * size + 1)))
+    return torch.where(x < 0, -value, value)
+
+
+def hypot(a, b):
+    """sqrt(a^2 + b^2) without overflow."""
+    a, b = a.abs(), b.abs()
+    large = torch.maximum(a, b)
+    ratio = torch.minimum(a, b) / torch.where(large == 0, 1.0, large)
+    return large * torch.sqrt(1 + ratio * ratio)
+
+
+def _or_the_number(better):
+    """The better of two, and the number where the other is NaN."""
+    return lambda a, b: torch.where(a != a, b, torch.where(b != b, a, torch.where(better(a, b), a, b)))
+
+
 def multigammaln(x, p):
     """log of the multivariate gamma function: ``torch.mvlgamma`` without the p numbers in between."""
     return sum(torch.lgamma(x - 0.5 * i) for i in range(p)) + 0.25 * p * (p - 1) * math.log(math.pi)
@@ -406,6 +432,18 @@ DECOMPOSITIONS = {
         "special_modified_bessel_i1": _bessel(1, scaled=False),
         "special_i1e": _bessel(1, scaled=True),
         "angle": angle,
+        "erfc": lambda x: 1 - torch.erf(x),
+        "tan": lambda x: torch.sin(x) / torch.cos(x),
+        "asin": lambda x: torch.atan2(x, torch.sqrt((1 - x) * (1 + x))),
+        "acos": lambda x: torch.atan2(torch.sqrt((1 - x) * (1 + x)), x),
+        "sinh": sinh,
+        "cosh": lambda x: 0.5 * (torch.exp(x) + torch.exp(-x)),
+        "asinh": asinh,
+        "acosh": lambda x: torch.log(x + torch.sqrt((x - 1) * (x + 1))),
+        "atanh": lambda x: 0.5 * torch.log1p(2 * x / (1 - x)),
+        "hypot": hypot,
+        "fmax": _or_the_number(torch.gt),
+        "fmin": _or_the_number(torch.lt),
     }.items()
     for overload in getattr(aten, name).overloads()
     if overload != "out"
