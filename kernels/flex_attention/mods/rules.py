@@ -267,13 +267,6 @@ def _clamp(f, node):
     return text
 
 
-def _shrink_backward(f, node):
-    """The gradient where |x| is larger than the bound, 0 elsewhere."""
-    grad, x, bound = node.args
-    inside = f"tl.abs({bare(f.cast(x, FLOAT))}) <= {literal(bound, FLOAT)}"
-    return f"tl.where({inside}, 0.0, {bare(f.cast(grad, FLOAT))})"
-
-
 def _where(f, node, condition, a, b):
     kind, dtype = f.kind(node), node.meta["val"].dtype
     return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(a, kind, dtype))}, {bare(f.cast(b, kind, dtype))})"
@@ -351,8 +344,6 @@ RULES = {
     prims.signbit: _sign_bit,
     aten.reciprocal: _unary("(1.0 / {})", FLOAT),
     aten.log10: _unary("(tl.log2({}) * 0.30102999566398120)", FLOAT),
-    aten.hardshrink_backward: _shrink_backward,
-    aten.softshrink_backward: _shrink_backward,
     aten.relu: _extreme("maximum", 0),
     aten.clamp: _clamp,
     aten.isnan: _unary("({0} != {0})", FLOAT),

@@ -417,6 +417,11 @@ def multigammaln(x, p):
     return sum(torch.lgamma(x - 0.5 * i) for i in range(p)) + 0.25 * p * (p - 1) * math.log(math.pi)
 
 
+def shrink_backward(gradient, x, bound):
+    """The gradient where |x| is larger than the bound, 0 elsewhere."""
+    return torch.where(x.abs() <= bound, 0.0, gradient)
+
+
 DECOMPOSITIONS = {
     getattr(getattr(aten, name), overload): single(function)
     for name, function in {
@@ -442,6 +447,8 @@ DECOMPOSITIONS = {
         "acosh": lambda x: torch.log(x + torch.sqrt((x - 1) * (x + 1))),
         "atanh": lambda x: 0.5 * torch.log1p(2 * x / (1 - x)),
         "hypot": hypot,
+        "hardshrink_backward": shrink_backward,
+        "softshrink_backward": shrink_backward,
         "fmax": _or_the_number(torch.gt),
         "fmin": _or_the_number(torch.lt),
     }.items()

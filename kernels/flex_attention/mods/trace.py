@@ -277,7 +277,7 @@ def _overwritten(decomposition, x, *args, **kwargs):
 
 
 # Operations that torch decomposes, but not for every compiler.
-_DECOMPOSED = "copysign elu gelu hardshrink_backward hardtanh lcm leaky_relu softshrink_backward".split()
+_DECOMPOSED = "copysign elu gelu hardtanh lcm leaky_relu".split()
 
 
 # The recording, partitioned.
