@@ -53,7 +53,6 @@ class Function:
         self.written = {}  # node -> its text: a name, or an expression used once
         self.shown = None  # the user's line whose comment was written last
         self.last_line = None
-        self.least = least(trace)
         self.names = {*ARGUMENTS[trace.kind], "grad", "live", "tables", "sinks", "tl", "triton", *vars(device)}
 
     # The three functions.
@@ -268,6 +267,11 @@ class Function:
                 step = self.size(f"{name}_stride_{d}", stride)
                 terms.append(operand(text) if stride == 1 else f"{operand(text)} * {step}")
         return f"({' + '.join(terms)})" if terms else "0"
+
+    @functools.cached_property
+    def least(self):
+        """Of each integer the least that it may be."""
+        return least(self.trace)
 
     def never_negative(self, x):
         """Whether an integer can be seen to be at least zero."""

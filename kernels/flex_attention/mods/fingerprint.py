@@ -174,7 +174,7 @@ class Fingerprint:
         self.guards += [(operator.is_, getattr, (own, name), getattr(f, name)) for name in made_of]
         if f.__kwdefaults__:
             self.guards.append((_identical, tuple, (f.__kwdefaults__.values(),), tuple(f.__kwdefaults__.values())))
-        self.guards += [(operator.is_, _content, (cell,), _content(cell)) for cell in f.__closure__ or ()]
+        self.guards += [(operator.is_, getattr, (cell, "cell_contents"), _content(cell)) for cell in f.__closure__ or ()]
         self.not_read |= vars(f).keys()
         found = [code, code.co_filename]
         for (kind, name), x in parts.items():
