@@ -190,22 +190,23 @@ class Fingerprint:
         self.guarded, self.by_name = False, True
         is_class, is_module = isinstance(x, type), isinstance(x, torch.nn.Module)
         kind = x if is_class else type(x)
+        named = isinstance(x, tuple) and hasattr(kind, "_fields")
         theirs = [c for c in kind.__mro__ if not _is_safe(c.__module__)]
         if is_class:
             self.complete &= type(x) is type or isinstance(x, enum.EnumMeta)
-        elif not isinstance(x, enum.Enum):  # in C there may be more than attributes
+        elif not isinstance(x, enum.Enum) and not named:  # in C there may be more than attributes
             self.complete &= hasattr(x, "__dict__") and kind.__new__ is object.__new__
         self.complete &= not any("__getattr__" in vars(c) or "__getattribute__" in vars(c) for c in theirs)
         if not self.complete:
             return None
-        held, inside = {} if is_class else vars(x), {}
+        held, inside = {} if is_class else getattr(x, "__dict__", {}), {}
         names = sorted(self.names | ({"forward"} & held.keys() if is_module else set()))
         if is_module:
             inside = {**x._parameters, **x._buffers, **x._modules}
             self.complete &= not whole or not any(getattr(x, hooks) for hooks in _HOOKS)
             if of_torch := whole and _is_safe(kind.forward.__module__):
                 names = [*(name for name in held if name[0] != "_"), *inside]
-        found = []
+        found = list(map(self.within, x)) if named else []
         for name in names:
             there = next((vars(c)[name] for c in theirs if name in vars(c)), MISSING)
             if name in held:
