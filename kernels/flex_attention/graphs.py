@@ -56,20 +56,11 @@ class Call(NamedTuple):
     has_mods: tuple
 
 
-def _call_of(score_mod, block_mask, scale, enable_gqa, options, want_top, lists):
-    masked, sizes = block_mask is not None, (None, None)
-    if masked:
-        sizes = tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths)
-    return Call(scale, enable_gqa, options, want_top, *sizes, lists, (score_mod is not None, masked))
-
-
-def traced(qkv, score_mod, block_mask, *settings):
-    """``(o, lse, top)``: what dynamo traces of a call. qkv: query, key and value; settings: scale, enable_gqa, pairs of
-    options, want_top, and the names of the mask's lists that there are."""
+def traced(qkv, score_mod, block_mask, call):
+    """``(o, lse, top)``: what dynamo traces of a ``Call``; qkv: query, key and value."""
     query, _, value = qkv
     B, Hq, M, _ = query.shape
     Dv = value.shape[-1]
-    call = _call_of(score_mod, block_mask, *settings)
     score = query.new_zeros((), dtype=torch.float32)
     positions = [query.new_zeros((), dtype=torch.int32) for _ in range(4)]
     operands = [*qkv, score, *positions, *(getattr(block_mask, name) for name in call.lists)]
@@ -84,13 +75,8 @@ def traced(qkv, score_mod, block_mask, *settings):
         depends = (marks + query.sum() + key.sum() + value.sum() + x.sum()) * 0
         lse = torch.empty((B, Hq, M), dtype=torch.float32, device=query.device)
         o = like_strided(query, (B, Hq, M, Dv))
-        return (
-            x,
-            y,
-            o + depends.to(o.dtype),
-            lse + depends,
-            torch.empty_like(lse) if call.want_top else lse.new_empty(0),
-        )
+        top = torch.empty_like(lse) if call.want_top else lse.new_empty(0)
+        return x, y, o + depends.to(o.dtype), lse + depends, top
 
     return attend(graph, *operands, call=tuple(call))[2:]
 
@@ -106,9 +92,7 @@ class _Attend(BaseHOP):
     def __call__(self, graph, *operands, call):
         """What ``graph`` says that it returns; its first two values, the mods', are not used."""
         call = Call(*call)
-        if not isinstance(
-            graph, torch.nn.Module
-        ):  # dynamo gave up on this call and runs it: the mods are functions still
+        if not isinstance(graph, torch.nn.Module):  # dynamo gave up on this call and runs it: the mods are functions still
             mods = inspect.getclosurevars(graph).nonlocals
             settings = call.scale, call.enable_gqa, dict(call.options), call.want_top
             return None, None, *self.unrecorded(*operands[:SCORE], mods["score_mod"], mods["block_mask"], *settings)
@@ -124,16 +108,13 @@ def _attend(recipe, values, qkv, lists, call):
     # With dynamic=True these are symbols; tiles are for one value of them.
     BLOCK_SIZE = call.BLOCK_SIZE and tuple(map(int, call.BLOCK_SIZE))
     kinds = [next((kind for kind, types in _KINDS.items() if isinstance(x, types)), "float") for x in values]
-    captured, ints, floats = (
-        [x for x, k in zip(values, kinds, strict=True) if k == kind] for kind in (*_KINDS, "float")
-    )
-    score, mask = (
-        mod if there else None for mod, there in zip((recipe.score, recipe.mask), call.has_mods, strict=True)
-    )
-    spec = specs.recorded(score, mask, kinds, recipe.read, BLOCK_SIZE, call.lists, checked(dict(call.options)))
+    given = {name: [x for x, kind in zip(values, kinds, strict=True) if kind == name] for name in (*_KINDS, "float")}
+    texts = [mod if there else None for mod, there in zip((recipe.score, recipe.mask), call.has_mods, strict=True)]
+    spec = specs.recorded(*texts, kinds, recipe.read, BLOCK_SIZE, call.lists, checked(dict(call.options)))
     named = None if BLOCK_SIZE is None else dict(zip(call.lists, lists, strict=True))
     check_tensors(*qkv, call.enable_gqa, BLOCK_SIZE, call.seq_lengths, named)
-    return attend.operator(*qkv, captured, lists, ints, list(map(float, floats)), call.scale, call.want_top, spec)
+    floats = list(map(float, given["float"]))
+    return attend.operator(*qkv, given["Tensor"], lists, given["int"], floats, call.scale, call.want_top, spec)
 
 
 attend = _Attend()
@@ -268,10 +249,9 @@ class _Recording(TorchFunctionMode):
         return torch.fx.Proxy.__torch_function__(function, types, args, kwargs)
 
 
-def recorded(qkv, score_mod, block_mask, *settings):
+def recorded(qkv, score_mod, block_mask, call):
     """``traced`` for every other tracer: its tensors have no values, so that no kernel can be compiled for them yet."""
     recipe, values = _by_hand(score_mod, None if block_mask is None else block_mask.mask_mod)
-    call = _call_of(score_mod, block_mask, *settings)
     return _attend(recipe, values, qkv, [getattr(block_mask, name) for name in call.lists], call)
 
 

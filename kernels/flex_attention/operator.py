@@ -130,10 +130,13 @@ def _recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, kerne
     """``(o, lse, top)`` of tensors without values, and of mods that a tracer writes down."""
     check_mods(score_mod, block_mask)
     record = graphs.traced if torch.compiler.is_dynamo_compiling() else graphs.recorded
-    lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
-    options = tuple((kernel_options or {}).items())
+    masked = block_mask is not None
+    lists = tuple(name for name in LISTS if masked and getattr(block_mask, name) is not None)
+    sizes = (tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths)) if masked else (None, None)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    return record((query, key, value), score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
+    options = tuple((kernel_options or {}).items())
+    call = graphs.Call(scale, enable_gqa, options, want_top, *sizes, lists, (score_mod is not None, masked))
+    return record((query, key, value), score_mod, block_mask, call)
 
 
 graphs.attend.unrecorded = torch.compiler.disable(_of_subclasses)

@@ -4,6 +4,7 @@ import enum
 import functools
 import sys
 import threading
+import typing
 
 import pytest
 import torch
@@ -257,6 +258,19 @@ def test_objects_configurations_and_properties():
     Config.window = 7
     del config.window
     agrees(lambda score, b, h, q, k: score + config.doubled * (q - k))
+
+
+def test_named_tuples_are_known_again(traced):
+    class Config(typing.NamedTuple):
+        window: int
+        factor: float
+
+        def scaled(self, x):
+            return x * self.factor
+
+    for config in (Config(3, 0.5), Config(3, 0.25), Config(3, 0.5)):
+        agrees(lambda score, b, h, q, k, config=config: config.scaled(score) + config.window * (q - k))
+    assert len(traced) == 2
 
 
 def test_members_of_an_enum_are_known_again(traced):

@@ -17,7 +17,6 @@ FUNCTIONS = {
     "trigamma": (lambda x: scalars.polygamma(1, x), lambda x: torch.polygamma(1, x), GAMMA[GAMMA > 0]),
     "erfinv": (scalars.erfinv, torch.erfinv, INSIDE),
     "erfcx": (scalars.erfcx, torch.special.erfcx, WIDE),
-    "log_ndtr": (scalars.log_ndtr, torch.special.log_ndtr, WIDE),
     "i0": (scalars._bessel(0, scaled=False), torch.i0, WIDE),
     "i0e": (scalars._bessel(0, scaled=True), torch.special.i0e, WIDE),
     "i1": (scalars._bessel(1, scaled=False), torch.special.i1, WIDE),

@@ -63,12 +63,11 @@ class _Family:
     """Mods that differ in numbers alone: the first one's numbers, and which of them have differed since."""
 
     first: tuple
-    varying: tuple = ()
+    varying: set
     refused: bool = False  # something in the code needs the numbers themselves
 
 
-#: What a mod is known by without its numbers -> its family; with numbers, or with those that vary, -> ``(compiled mod, which
-#: of the tensors and which of the numbers it captures)``.
+#: What a mod is known by without its numbers -> its family; with numbers, or with those that vary, -> ``_known``'s answer.
 _compiled = LRU(1024)
 _latest = WeakKeyDictionary()  # mod -> {use: (guards, what it was bound to)}
 _latest.cache_clear = _latest.clear
@@ -103,7 +102,19 @@ def bind(mod, kind, device, differentiate=False):
         return latest[use][1]
     function = _uncompiled(mod)
     look = Fingerprint(function)
-    bound = _bind(look, function, *use)
+
+    def make(stand_ins):
+        places = {look.places[i]: tensor for i, tensor in stand_ins.items()}
+        return _compile(look, replaced(function, places) if places else function, *use, [*stand_ins.values()])
+
+    if look.complete:
+        key = kind, device.type, differentiate, in_force(), look.structure
+        compiled, places, numbers = _known(key, look.numbers, look.tensors, make, look.open)
+        captured = tuple(look.tensors[i] if isinstance(i, int) else i for i in places)
+        _check_devices(kind, mod, captured, device)  # of the same type they may still be two
+        bound = BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
+    else:
+        bound = BoundMod(*make({}))
     if latest is not None and look.complete and look.guarded:
         with lock:
             others = {one: entry for one, entry in _latest.get(mod, {}).items() if _hold(entry[0])}
@@ -124,78 +135,57 @@ def _uncompiled(mod):
     return getattr(mod, "_torchdynamo_orig_callable", mod)
 
 
-def _bind(look, mod, kind, device, differentiate):
-    if not look.complete:
-        compiled, captured = _compile(look, mod, kind, device, differentiate)
-        return BoundMod(compiled, captured)
-    key = kind, device.type, differentiate, in_force(), look.structure
+def _known(key, numbers, tensors, make, may_vary, varying=()):
+    """``(compiled mod, which of the tensors and which of the numbers it captures)``; among the first may be a tensor that was
+    made while the mod was traced.
+
+    key: what the mod is known by without its numbers. make: ``make({i: tensor})`` compiles it with tensors in the places of
+    some numbers and gives what it captures. varying: which numbers are arguments from the first call on.
+    """
+    values = tuple(map(repr, numbers))
     with lock:
-        known = _compiled.find((*key, look.values)) or _of_family(look, key, mod, kind, device, differentiate)
-        if known is None:
-            compiled, captured = _compile(look, mod, kind, device, differentiate)
-            places, numbers = _places(captured, look.tensors)
-            if None in places:  # made while it was traced
-                return BoundMod(compiled, captured)
-            known = _compiled.keep((*key, look.values), (compiled, places, numbers))
-    compiled, places, numbers = known
-    captured = tuple(look.tensors[i] for i in places)
-    _check_devices(kind, mod, captured, device)  # of the same type they may still be two
-    return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
+        if known := _compiled.find((*key, values)):
+            return known
+        family = _compiled.find(key) or _compiled.keep(key, _Family(values, {*varying}, not may_vary))
+        family.varying |= {i for i, (a, b) in enumerate(zip(values, family.first, strict=True)) if a != b}
+        if family.varying and not family.refused:
+            of_family = *key, tuple(sorted(family.varying))
+            if known := _compiled.find(of_family) or _with_arguments(make, numbers, tensors, of_family[-1]):
+                return _compiled.keep(of_family, known)
+            family.refused = True
+        compiled, captured = make({})
+        known = compiled, *_places(captured, tensors, {})
+        return known if any(isinstance(i, torch.Tensor) for i in known[1]) else _compiled.keep((*key, values), known)
 
 
-def _places(captured, tensors, stand_ins=()):
-    """``(which of the tensors, which of the stand-ins)`` a mod captures, ``None`` among the first for what is neither."""
-    of_tensors, of_numbers = ({id(t): i for i, t in enumerate(some)} for some in (tensors, stand_ins))
-    numbers = [of_numbers[id(t)] for t in captured if id(t) in of_numbers]
-    return [of_tensors.get(id(t)) for t in captured if id(t) not in of_numbers], numbers
-
-
-def _of_family(look, key, mod, kind, device, differentiate):
-    """What is cached for all mods that differ in the numbers in which this one differs, or ``None``."""
-    family = _compiled.find(key)
-    if family is None:
-        _compiled.keep(key, _Family(look.values))
-        return None
-    differ = {i for i, (a, b) in enumerate(zip(look.values, family.first, strict=True)) if a != b}
-    family.varying = varying = tuple(sorted(differ.union(family.varying)))
-    if family.refused or not look.open:
-        return None
-    if known := _compiled.find((*key, varying)):
-        return known
-
-    def make(stand_ins):
-        other = replaced(mod, dict(zip((look.places[i] for i in varying), stand_ins, strict=True)))
-        return compile_mod(other, kind, device, differentiate, stand_ins)
-
-    known = _with_arguments(make, look.tensors, [look.numbers[i] for i in varying])
-    family.refused = known is None
-    if family.refused:
-        return None
-    compiled, places, numbers = known
-    return _compiled.keep((*key, varying), (compiled, places, [varying[i] for i in numbers]))
-
-
-def _with_arguments(make, tensors, numbers):
-    """``(compiled, which of the tensors and which of the numbers it captures)`` of what ``make`` compiles with stand-ins for
-    the numbers; ``None`` where it needs the numbers, or captures what was made while it was traced."""
+def _with_arguments(make, numbers, tensors, varying):
+    """``_known``'s answer with these numbers as arguments; ``None`` where it needs them, or captures what was made while it
+    was traced."""
     with _disable_current_modes():  # no part of a program that is being recorded
-        dtypes = [torch.float32 if isinstance(x, float) else torch.int32 for x in numbers]  # of a score, of an index
-        stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]
+        dtypes = [torch.float32 if isinstance(numbers[i], float) else torch.int32 for i in varying]  # of a score, an index
+        stand_ins = {i: torch.empty((), dtype=dtype, device="cpu") for i, dtype in zip(varying, dtypes, strict=True)}
     try:
         compiled, captured = make(stand_ins)
     except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
         return None
     places, of_numbers = _places(captured, tensors, stand_ins)
-    return None if None in places else (compiled, places, of_numbers)
+    return None if any(isinstance(i, torch.Tensor) for i in places) else (compiled, places, of_numbers)
 
 
-def _compile(look, mod, kind, device, differentiate):
+def _places(captured, tensors, stand_ins):
+    """``(which of the tensors, which of the stand-ins)`` a mod captures, a tensor among the first for what is neither."""
+    of_tensors, of_numbers = {id(t): i for i, t in enumerate(tensors)}, {id(t): i for i, t in stand_ins.items()}
+    numbers = [of_numbers[id(t)] for t in captured if id(t) in of_numbers]
+    return [of_tensors.get(id(t), t) for t in captured if id(t) not in of_numbers], numbers
+
+
+def _compile(look, mod, kind, device, differentiate, stand_ins=()):
     try:
-        compiled, captured = compile_mod(mod, kind, device, differentiate)
+        compiled, captured = compile_mod(mod, kind, device, differentiate, stand_ins)
     except ModError:
         _check_devices(kind, mod, look.tensors, device)  # tracing fails where devices differ; say so rather than how
         raise
-    _check_devices(kind, mod, captured, device)
+    _check_devices(kind, mod, [t for t in captured if not any(t is one for one in stand_ins)], device)
     return compiled, captured
 
 
@@ -221,42 +211,24 @@ def bind_graph(mod, kind, values, device, needs_grad):
     """
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if not isinstance(value, torch.Tensor)]
-    on = tuple(bool(needs_grad.get(i)) and t.is_floating_point() for i, t in enumerate(tensors))
+    on = [bool(needs_grad.get(i)) and t.is_floating_point() for i, t in enumerate(tensors)]
+    may_vary = all(type(n) is float or abs(n) < LARGEST for n in numbers)
     layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
-    key = mod, kind, device.type, in_force(), on, *map(type, numbers), *layouts
-    exact = *key, *map(repr, numbers)
-    key = key if all(type(n) is float or abs(n) < LARGEST for n in numbers) else exact
-    with lock:
-        known = _compiled.find(key) or _compiled.find(exact)
-        if known is None:
-            # The operator runs below autograd, which the recording of a gradient needs: a new thread has it.
-            with ThreadPoolExecutor(1) as thread:
-                known = thread.submit(_compile_graph, mod, kind, device, values, on, key is not exact).result()
-            known, as_arguments = known
-            _compiled.keep(key if as_arguments else exact, known)
-    compiled, places, of_numbers = known
-    return compiled, places, [numbers[i] for i in of_numbers]
-
-
-def _compile_graph(text, kind, device, values, on, vary):
-    """``(what _with_arguments gives, as_arguments)``: with numbers as arguments, if they ``vary`` and where that can be."""
-    on = iter(on)
-    values = [t.detach().requires_grad_(next(on)) if isinstance(t, torch.Tensor) else t for t in values]
-    tensors, numbers = ([x for x in values if isinstance(x, torch.Tensor) == are] for are in (True, False))
-    function = function_of(text)
+    key = mod, kind, device.type, in_force(), may_vary, *on, *map(type, numbers), *layouts
     score = () if kind == "score_mod" else (None,)  # a mask mod was recorded with a score, too
+    tensors = [t.detach().requires_grad_(its) for t, its in zip(tensors, on, strict=True)]
 
-    def make(numbers, stand_ins=()):
-        others = iter(numbers)
-        all_values = [x if isinstance(x, torch.Tensor) else next(others) for x in values]
-        mod = lambda *args: function(*score, *args, *all_values)  # noqa: E731
-        mod.__name__ = kind
-        return compile_mod(mod, kind, device, kind == "score_mod", stand_ins)
+    def make(stand_ins):
+        of_tensors, of_numbers = iter(tensors), iter(stand_ins.get(i, x) for i, x in enumerate(numbers))
+        every = [next(of_tensors if isinstance(value, torch.Tensor) else of_numbers) for value in values]
+        recorded = lambda *args: function_of(mod)(*score, *args, *every)  # noqa: E731
+        recorded.__name__ = kind
+        # The operator runs below autograd, which the recording of a gradient needs: a new thread has it.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(compile_mod, recorded, kind, device, kind == "score_mod", [*stand_ins.values()]).result()
 
-    if vary and numbers and (known := _with_arguments(lambda them: make(them, them), tensors, numbers)):
-        return known, True
-    compiled, captured = make(numbers)
-    return (compiled, *_places(captured, tensors)), False
+    compiled, places, of_numbers = _known(key, numbers, tensors, make, may_vary, range(len(numbers)))
+    return compiled, places, [numbers[i] for i in of_numbers]
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):

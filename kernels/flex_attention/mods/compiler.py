@@ -21,7 +21,7 @@ from kernels.flex_attention.mods import device as device_functions
 from kernels.flex_attention.mods.emit import Function, function_of, part_of
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, name_of
 from kernels.flex_attention.mods.extent import INTEGERS, MaskExtent, extent_of_trace
-from kernels.flex_attention.mods.trace import overloads, trace
+from kernels.flex_attention.mods.trace import trace
 
 aten = torch.ops.aten
 
@@ -193,20 +193,17 @@ def _check_numbers(t):
 def _as_python_does(node, captured):
     """Whether an operation on numbers alone is right to float32's rounding; captured: on captured ones."""
     fractions = [one.meta["val"].is_floating_point() for one in (node, *node.all_input_nodes)]
-    if not any(fractions):
-        return node.target in _OF_INTEGERS
-    if node.target in _OF_ANY:
-        return True
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", None)
+    if not any(fractions) or name in ("neg", "abs", "_to_copy"):
+        return name in _OF_INTEGERS
     # One rounding more. A difference may leave nothing but that, and a product's intermediate result be out of range.
-    return captured and (node.target in _PRODUCTS or node.target in _SUMS and not any(fractions[1:]))
+    once = name in ("mul", "div") or name in ("add", "sub") and not any(fractions[1:])
+    return captured and once and not node.kwargs
 
 
-_OF_ANY = overloads("neg.default abs.default _to_copy.default")
-_PRODUCTS = overloads("mul.Tensor div.Tensor")
-_SUMS = overloads("add.Tensor sub.Tensor rsub.Scalar")
-_OF_BOTH = "remainder eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split()  # of them one may be known
-_OF_INTEGERS = [*_OF_ANY, *_SUMS, *overloads("floor_divide.default bitwise_not.default")]
-_OF_INTEGERS += overloads(" ".join(f"{name}.Tensor {name}.Scalar" for name in _OF_BOTH))
+_OF_INTEGERS = """
+    neg abs _to_copy add sub div remainder eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_not
+""".split()
 _NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
 
 

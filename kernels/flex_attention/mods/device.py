@@ -112,18 +112,6 @@ def expm1(x):
 
 
 @triton.jit
-def erfc(x):
-    """1 - erf(x)."""
-    return 1.0 - tl.erf(x)
-
-
-@triton.jit
-def tan(x):
-    """sin / cos."""
-    return tl.sin(x) / tl.cos(x)
-
-
-@triton.jit
 def atan(x):
     """Cephes' arctangent of float32: folded to [0, tan(pi/8)], then a polynomial in x^2; 2 units in the last place."""
     size = tl.abs(x)
@@ -138,18 +126,6 @@ def atan(x):
 
 
 @triton.jit
-def asin(x):
-    """The angle of the point (sqrt(1 - x^2), x)."""
-    return atan2(x, tl.sqrt((1.0 - x) * (1.0 + x)))
-
-
-@triton.jit
-def acos(x):
-    """The angle of the point (x, sqrt(1 - x^2))."""
-    return atan2(tl.sqrt((1.0 - x) * (1.0 + x)), x)
-
-
-@triton.jit
 def atan2(y, x):
     """The angle of the point (x, y), from -pi to pi."""
     steep = tl.where(x == 0.0, 1.0, x)
@@ -157,60 +133,6 @@ def atan2(y, x):
     angle = tl.where(x < 0.0, angle + tl.where(y < 0.0, -3.141592653589793, 3.141592653589793), angle)
     upright = tl.where(y > 0.0, 1.5707963267948966, tl.where(y < 0.0, -1.5707963267948966, 0.0))
     return tl.where((x != x) | (y != y), float("nan"), tl.where(x == 0.0, upright, angle))
-
-
-@triton.jit
-def sinh(x):
-    """(e^x - e^-x) / 2, exact for small x."""
-    u = expm1(x)
-    return 0.5 * (u + u / (u + 1.0))
-
-
-@triton.jit
-def cosh(x):
-    """(e^x + e^-x) / 2."""
-    return 0.5 * (tl.exp(x) + tl.exp(-x))
-
-
-@triton.jit
-def asinh(x):
-    """sign(x) log(|x| + sqrt(x^2 + 1)), exact for small x."""
-    size = tl.abs(x)
-    value = log1p(size + size * size / (1.0 + tl.sqrt(size * size + 1.0)))
-    return tl.where(x < 0.0, -value, value)
-
-
-@triton.jit
-def acosh(x):
-    """log(x + sqrt(x^2 - 1))."""
-    return tl.log(x + tl.sqrt((x - 1.0) * (x + 1.0)))
-
-
-@triton.jit
-def atanh(x):
-    """log((1 + x) / (1 - x)) / 2."""
-    return 0.5 * log1p(2.0 * x / (1.0 - x))
-
-
-@triton.jit
-def hypot(a, b):
-    """sqrt(a^2 + b^2) without overflow."""
-    a, b = tl.abs(a), tl.abs(b)
-    large, small = tl.maximum(a, b), tl.minimum(a, b)
-    ratio = small / tl.where(large == 0.0, 1.0, large)
-    return large * tl.sqrt(1.0 + ratio * ratio)
-
-
-@triton.jit
-def float_max(a, b):
-    """The larger, and the number where the other is NaN."""
-    return tl.where(a != a, b, tl.where(b != b, a, tl.where(a > b, a, b)))
-
-
-@triton.jit
-def float_min(a, b):
-    """The smaller, and the number where the other is NaN."""
-    return tl.where(a != a, b, tl.where(b != b, a, tl.where(a < b, a, b)))
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import device
 from kernels.flex_attention.mods.errors import ARGUMENTS, WRITTEN, ModError, at_line, line_of_stack, source_line
-from kernels.flex_attention.mods.extent import bounds
+from kernels.flex_attention.mods.extent import least
 from kernels.flex_attention.mods.rules import (
     BOOL,
     FLOAT,
@@ -53,7 +53,6 @@ class Function:
         self.written = {}  # node -> its text: a name, or an expression used once
         self.shown = None  # the user's line whose comment was written last
         self.last_line = None
-        self.bounds = {}  # integer node -> its least and largest value
         self.names = {*ARGUMENTS[trace.kind], "grad", "live", "tables", "sinks", "tl", "triton", *vars(device)}
 
     # The three functions.
@@ -269,9 +268,14 @@ class Function:
                 terms.append(operand(text) if stride == 1 else f"{operand(text)} * {step}")
         return f"({' + '.join(terms)})" if terms else "0"
 
+    @functools.cached_property
+    def least(self):
+        """Of each integer the least that it may be."""
+        return least(self.trace)
+
     def never_negative(self, x):
         """Whether an integer can be seen to be at least zero."""
-        return bounds(self, x)[0] >= 0
+        return (self.constant(x) if self.is_constant(x) else self.least.get(x, -1)) >= 0
 
 
 # Python: graphs as text, and text as functions.

@@ -1,12 +1,13 @@
 """Interval analysis: between which values a mod's integers lie, and how far a mask lets a query look, its *extent*.
 
-``bounds`` gives numbers: the emitter writes no code for Python's signs where nothing is below zero. ``Rules`` gives linear
-forms ``i q_idx + j kv_idx + c`` below and above an integer, and for a bool the ``Span`` of the pairs for which it holds.
+Of every step of a recording, what is known of its inputs says what is known of it (``Rules``): an integer lies between linear
+forms ``i q_idx + j kv_idx + c``, a bool holds for pairs within a ``Span``, the ends of ``q_idx - kv_idx``. A comparison
+x <= y puts a form below x under a form above y; where both indices are left with opposite factors, that is an end of the
+span. What is not understood lies between its dtype's ends, and has an endless span, so under an ``&`` it takes nothing away:
+the span may be too wide, and is never too narrow.
 
-The extent, the ends of ``q_idx - kv_idx``, follows from a mask's recording: of every step what is known of its inputs says
-what is known of it. A comparison x <= y puts a form below x under a form above y; where both indices are left with opposite
-factors, that is an end of the span. What is not understood has no forms and an endless span, so under an ``&`` it takes
-nothing away: the span may be too wide, and is never too narrow.
+The emitter writes no code for Python's signs where nothing is below zero (``least``); a plan leaves out tiles of keys that a
+mask's extent does not reach (``extent_of``).
 """
 
 import functools
@@ -16,108 +17,10 @@ from typing import NamedTuple
 
 import torch
 
-aten = torch.ops.aten
-
-# In numbers.
-
-#: Positions up to here; with larger ones, an int32 that is computed from them may overflow unnoticed.
-_LARGEST = {"b": 2**16, "h": 2**16, "q_idx": 2**20, "kv_idx": 2**20}
-
-
-def bounds(f, x):
-    """``(least, largest)`` of a node or number; f: the writer of the function that it is in, which keeps what is found."""
-    if f.is_constant(x):
-        return f.constant(x), f.constant(x)
-    if x not in f.bounds:
-        dtype = x.meta["val"].dtype
-        ends = _ends(dtype)
-        low, high = _computed(f, x) or ends
-        if dtype.is_floating_point:
-            f.bounds[x] = ends if math.isnan(low) or math.isnan(high) else (low, high)
-        else:  # past one end an integer goes on at the other
-            f.bounds[x] = (low, high) if ends[0] <= low and high <= ends[1] else ends
-    return f.bounds[x]
-
-
-def _ends(dtype):
-    if dtype.is_floating_point:
-        return -math.inf, math.inf
-    return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-
-
-def _computed(f, x):
-    """By the operation that makes it; ``None`` where that says nothing."""
-    if x.op == "placeholder":
-        return (0, _LARGEST[x.name]) if x.name in _LARGEST else None
-    rule = _RULES.get(getattr(x.target, "overloadpacket", None))
-    of = lambda i: bounds(f, i) if isinstance(i, torch.fx.Node | int | float) else None  # noqa: E731
-    return rule and rule(x, *map(of, x.args), **{k: of(x.kwargs[k]) for k in ("min", "max") if k in x.kwargs})
-
-
-def _corners(function):
-    return lambda x, a, b: (lambda found: (min(found), max(found)))([function(i, j) for i in a for j in b])
-
-
-def _sum(sign):
-    def rule(x, a, b, *alpha):
-        alpha = x.kwargs.get("alpha", alpha[0][0] if alpha else 1)
-        return _corners(lambda i, j: i + sign * alpha * j)(x, a, b)
-
-    return rule
-
-
-def _clamp(x, a, low=None, high=None, **named):
-    for function, bound in ((max, named.get("min", low)), (min, named.get("max", high))):
-        if bound is not None:  # an interval itself
-            a = tuple(map(function, a, bound))
-    return a
-
-
-def _quotient(x, a, b):
-    whole = x.target.overloadpacket is aten.floor_divide or x.kwargs.get("rounding_mode") is not None
-    if not whole or a[0] < 0 or b[0] < 0:
-        return None
-    if x.meta["val"].dtype.is_floating_point:
-        return 0, a[1] / b[0] if b[0] > 0 else math.inf
-    return a[0] // max(b[1], 1), a[1] // max(b[0], 1)
-
-
-def _remainder(x, a, b):
-    if b[0] <= 0:
-        return None
-    return 0, b[1] if x.meta["val"].dtype.is_floating_point else b[1] - 1
-
-
-def _copy(x, a, *rest):
-    (low, high), (least, most) = a, _ends(x.meta["val"].dtype)
-    if x.args[0].meta["val"].dtype.is_floating_point:  # what has no end has no integer either
-        return max(low, least), min(high, most)
-    return a
-
-
-def _absolute(x, a):
-    return max(a[0], -a[1], 0), max(abs(a[0]), abs(a[1]))
-
-
-_RULES = {
-    aten.add: _sum(1),
-    aten.sub: _sum(-1),
-    aten.mul: _corners(lambda i, j: i * j),
-    aten.minimum: lambda x, a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    aten.maximum: lambda x, a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    aten.floor_divide: _quotient,
-    aten.div: _quotient,
-    aten.remainder: _remainder,
-    aten.clamp: _clamp,
-    aten.abs: _absolute,
-    aten.gcd: lambda x, a, b: (0, max(_absolute(x, a)[1], _absolute(x, b)[1])),
-    aten._to_copy: _copy,
-}
-
-# In forms.
-
 MOST_FORMS = 4  # that are kept of one integer and side
 LARGEST = 2**24  # of constants; with more, int32 may overflow
+#: Positions up to here; with larger ones, an int32 that is computed from them may overflow unnoticed.
+MOST_POSITIONS, MOST_ROWS = 2**20, 2**16
 INTEGERS = torch.int32, torch.int64
 
 
@@ -146,7 +49,35 @@ class Integer(NamedTuple):
     above: tuple
 
 
-UNKNOWN = {torch.bool: Truth(SOME, SOME), **dict.fromkeys(INTEGERS, Integer((), ()))}
+def _between(low, high):
+    return Integer(((0, 0, low),), ((0, 0, high),))
+
+
+ONE = _between(1, 1)
+
+
+def _unknown(dtype):
+    """A value of which only its dtype is known."""
+    if dtype == torch.bool:
+        return Truth(SOME, SOME)
+    if dtype in INTEGERS or dtype.is_floating_point or dtype.is_complex:
+        return Integer((), ()) if dtype in INTEGERS else ...
+    return _between(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+
+def _known(x):
+    """A value of Python among an operation's inputs: ``...`` for what nothing can be known of."""
+    if isinstance(x, bool):
+        return Truth(EVERY, NONE) if x else Truth(NONE, EVERY)
+    if isinstance(x, int):
+        return _between(x, x) if abs(x) < LARGEST else ...
+    return x if x is None or isinstance(x, str) else ...
+
+
+def _number(x):
+    """The number that an integer is, or ``None``."""
+    (form, *more) = x.below or (None,)
+    return form[2] if not more and form and form[:2] == (0, 0) and x.below == x.above else None
 
 
 def _both(a, b):
@@ -167,27 +98,9 @@ def _scaled(forms, factor):
     return tuple(tuple(factor * x for x in form) for form in forms)
 
 
-def constant(c):
-    """An integer that is known."""
-    return Integer(((0, 0, c),), ((0, 0, c),))
-
-
-def known(x):
-    """A value of Python among an operation's inputs: ``...`` for what nothing can be known of."""
-    if isinstance(x, bool):
-        return Truth(EVERY, NONE) if x else Truth(NONE, EVERY)
-    if isinstance(x, int):
-        return constant(x) if abs(x) < LARGEST else ...
-    return x if x is None or isinstance(x, str) else ...
-
-
-ONE = constant(1)
-
-
-def _known(x):
-    """The number that an integer is, or ``None``."""
-    (form, *more) = x.below or (None,)
-    return form[2] if not more and form and form[:2] == (0, 0) and x.below == x.above else None
+def _mirrored(x):
+    """Minus an integer, which is not computed and cannot overflow."""
+    return Integer(_scaled(x.above, -1), _scaled(x.below, -1))
 
 
 def _under(a, b):
@@ -230,13 +143,14 @@ class Rules:
     name; ``None`` if nothing is. An input of which nothing can be known is ``...``."""
 
     def __init__(self, M, N):
-        self._ends = M - 1, N - 1
+        self._last = M - 1, N - 1
 
     # Between which numbers an integer lies.
 
     def _low(self, x):
         """At least; minus infinity if nothing says so."""
-        return max((c + sum(min(0, i) * end for i, end in zip(f, self._ends)) for *f, c in x.below), default=-math.inf)
+        ends = (math.ceil(c + sum(min(0, i) * end for i, end in zip(f, self._last))) for *f, c in x.below)
+        return max(ends, default=-math.inf)
 
     def _high(self, x):
         """At most."""
@@ -246,6 +160,9 @@ class Rules:
         """An integer that arithmetic has made: nothing is known of one that may have overflowed."""
         x = Integer(*(tuple(dict.fromkeys(forms))[:MOST_FORMS] for forms in (below, above)))
         return x if -(2**31) <= self._low(x) and self._high(x) < 2**31 else None
+
+    def _up_to(self, most):
+        return self._made(*_between(0, most)) if most < math.inf else None
 
     # Integers.
 
@@ -262,32 +179,31 @@ class Rules:
     def sub(self, x, y, alpha=ONE):
         return self.add(x, self.neg(y), alpha)
 
-    def rsub(self, x, y, alpha=ONE):
-        return self.sub(y, x, alpha)
-
     @_of(Integer, Truth)
     def mul(self, x, y):
         if isinstance(x, Truth) or isinstance(y, Truth):
             return self.bitwise_and(x, y)
-        x, y = (x, y) if _known(x) is None else (y, x)
-        if (factor := _known(y)) is not None:
+        x, y = (x, y) if _number(x) is None else (y, x)
+        if (factor := _number(y)) is not None:
             forms = _scaled(x.below, factor), _scaled(x.above, factor)
             return self._made(*forms[:: -1 if factor < 0 else 1])
+        return self._up_to(self._high(x) * self._high(y)) if min(self._low(x), self._low(y)) >= 0 else None
 
     @_of(Integer)
-    def floor_divide(self, x, y):
-        """By positive numbers only."""
-        if (by := _known(y)) is not None and by > 0:
+    def _floor_divide(self, x, y):
+        """By a positive number, or of what is not negative by what is not."""
+        if (by := _number(y)) is not None and by > 0:
             each = Fraction(1, by)
             return self._made(_scaled([_plus(a, (0, 0, 1 - by)) for a in x.below], each), _scaled(x.above, each))
+        return self._made([(0, 0, 0)], x.above) if min(self._low(x), self._low(y)) >= 0 else None
 
     def div(self, x, y, rounding_mode=None):
-        return self.floor_divide(x, y) if rounding_mode == "floor" else None
+        return self._floor_divide(x, y) if rounding_mode == "floor" else None
 
     @_of(Integer)
     def remainder(self, x, y):
-        if (by := _known(y)) is not None and by > 0:
-            return self._made([(0, 0, 0)], [(0, 0, by - 1), *(x.above if self._low(x) >= 0 else ())])
+        if self._low(y) > 0:
+            return self._made([(0, 0, 0)], [(0, 0, self._high(y) - 1), *(x.above if self._low(x) >= 0 else ())])
 
     @_of(Integer)
     def maximum(self, x, y):
@@ -307,13 +223,15 @@ class Rules:
         x = x if min is None else self.maximum(x, min)
         return x if max is None else self.minimum(x, max)
 
-    clamp_min, clamp_max = maximum, minimum
-
     @_of(Integer)
     def abs(self, x):
         if (low := self._low(x)) >= -LARGEST and (high := self._high(x)) <= LARGEST:
             above = (0, 0, max(abs(low), abs(high)))
             return self._made([*x.below, *_scaled(x.above, -1), (0, 0, 0)], [*(x.above if low >= 0 else ()), above])
+
+    @_of(Integer)
+    def gcd(self, x, y):
+        return self._up_to(max(-self._low(x), self._high(x), -self._low(y), self._high(y)))
 
     # Comparisons.
 
@@ -374,13 +292,59 @@ class Rules:
         return fill
 
 
-def _mirrored(x):
-    """Minus an integer, which is not computed and cannot overflow."""
-    return Integer(_scaled(x.above, -1), _scaled(x.below, -1))
-
-
 #: Names of torch's operations that have a rule.
 OPERATIONS = {name for name in vars(Rules) if name == "_to_copy" or name[0] != "_"}
+
+_POSITIONS = {"q_idx": Integer(((1, 0, 0),), ((1, 0, 0),)), "kv_idx": Integer(((0, 1, 0),), ((0, 1, 0),))}
+_POSITIONS |= dict.fromkeys(("b", "h"), _between(0, MOST_ROWS))
+
+
+
+def steps_of(trace):
+    """``({node: its place}, steps)`` of a recording: ``(dtype, the rule's name or None, arguments, named ones)`` each, an
+    argument ``("step", i)``, ``("number", i)``, ``("position", name)`` or itself."""
+    places, steps = {}, []
+    plain = lambda x: x if isinstance(x, int | str | None) else ...  # noqa: E731
+    of = lambda x: places.get(x, ...) if isinstance(x, torch.fx.Node) else plain(x)  # noqa: E731
+    for node in trace.graph.nodes:
+        if node.op not in ("placeholder", "call_function") or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        dtype, name, args, kwargs = node.meta["val"].dtype, None, None, {}
+        packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", None)
+        if node in trace.numbers:
+            args = "number", trace.numbers.index(node)
+        elif node.name in _POSITIONS:
+            args = "position", node.name
+        elif packet in OPERATIONS and (dtype == torch.bool or dtype in INTEGERS):
+            name, args = packet, tuple(map(of, node.args))
+            kwargs = {k: of(x) for k, x in node.kwargs.items() if k not in ("dtype", "device", "layout", "pin_memory")}
+            if name == "full" and dtype == torch.bool:
+                args = args[0], bool(node.args[1])
+        places[node] = "step", len(steps)
+        steps.append((dtype, name, args, kwargs))
+    return places, steps
+
+
+def _found(steps, numbers, M, N):
+    """What is known of each step, and of what stands for one."""
+    rules, values = Rules(M, N), []
+    sources = {"step": values, "position": _POSITIONS, "number": list(map(_known, numbers))}
+    of = lambda x: sources[x[0]][x[1]] if isinstance(x, tuple) else _known(x)  # noqa: E731
+    for dtype, name, args, kwargs in steps:
+        given = {key: of(x) for key, x in kwargs.items()}
+        found, unknown = of(args) if name is None else getattr(rules, name)(*map(of, args), **given), _unknown(dtype)
+        if dtype in INTEGERS and isinstance(found, Truth):
+            found = _between(0, 1)
+        values.append(found if type(found) is type(unknown) else unknown)
+    return values, of
+
+
+def least(trace):
+    """``{node: at least}`` of the integers of a recording, whatever its numbers are."""
+    places, steps = steps_of(trace)
+    rules = Rules(MOST_POSITIONS, MOST_POSITIONS)
+    values, _ = _found(steps, [...] * len(trace.numbers), MOST_POSITIONS, MOST_POSITIONS)
+    return {node: rules._low(x) for node, x in zip(places, values, strict=True) if isinstance(x, Integer)}
 
 
 # The extent of a mask.
@@ -390,8 +354,7 @@ class MaskExtent:
     """The ``Span`` of a recorded mask, for the numbers of a call: ``extent(numbers, M, N)``, numbers as a tuple; cached.
 
     documents: whether it compares what a tensor holds at the query with what it holds there at the key, as masks of documents
-    do: that has no end, but most see few keys. steps: ``(dtype, the rule's name or None, arguments, named ones)`` each, an
-    argument ``("step", i)``, ``("number", i)``, ``("position", name)`` or itself; value: the mask's, or a bool.
+    do: that has no end, but most see few keys. steps: see ``steps_of``; value: the mask's place among them, or a bool.
     """
 
     def __init__(self, documents, steps, value):
@@ -405,30 +368,16 @@ class MaskExtent:
         return self._span(numbers, M, N)
 
     def _computed(self, numbers, M, N):
-        rules, values = Rules(M, N), []
-        sources = {"step": values, "position": _POSITIONS, "number": list(map(known, numbers))}
-        of = lambda x: sources[x[0]][x[1]] if isinstance(x, tuple) else known(x)  # noqa: E731
-
-        for dtype, name, args, kwargs in self.steps:
-            found, unknown = None, UNKNOWN.get(dtype, ...)
-            if name is None:
-                found = of(args)
-            elif dtype in UNKNOWN:
-                found = getattr(rules, name)(*map(of, args), **{key: of(x) for key, x in kwargs.items()})
-            values.append(found if type(found) is type(unknown) else unknown)
+        _, of = _found(self.steps, numbers, M, N)
         value = of(self.value)
         return value.holds if isinstance(value, Truth) else SOME
 
 
 def extent_of_trace(trace):
     """The ``MaskExtent`` of a recorded mask."""
-    documents, steps, places = any(map(_compares_documents, trace.graph.nodes)), [], {}
-    for node in trace.graph.nodes:
-        if node.op in ("placeholder", "call_function") and isinstance(node.meta.get("val"), torch.Tensor):
-            places[node] = "step", len(steps)
-            steps.append(_step(trace, node, places))
-    value = trace.value
-    return MaskExtent(documents, steps, places.get(value) if isinstance(value, torch.fx.Node) else value)
+    places, steps = steps_of(trace)
+    value = places.get(trace.value) if isinstance(trace.value, torch.fx.Node) else trace.value
+    return MaskExtent(any(map(_compares_documents, trace.graph.nodes)), steps, value)
 
 
 def _compares_documents(node):
@@ -440,26 +389,6 @@ def _compares_documents(node):
         return False
     apart = [{str(a), str(b)} for a, b in zip(reads[0][1], reads[1][1]) if a is not b]
     return apart == [{"q_idx", "kv_idx"}]
-
-
-_POSITIONS = {"q_idx": Integer(((1, 0, 0),), ((1, 0, 0),)), "kv_idx": Integer(((0, 1, 0),), ((0, 1, 0),))}
-
-
-def _step(trace, node, places):
-    dtype = node.meta["val"].dtype
-    if node.op == "placeholder":
-        source = ("number", trace.numbers.index(node)) if node in trace.numbers else None
-        return dtype, None, ("position", node.name) if node.name in _POSITIONS else source, {}
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", None)
-    if name not in OPERATIONS:
-        return dtype, None, None, {}
-    plain = lambda x: x if isinstance(x, int | str | None) else ...  # noqa: E731
-    of = lambda x: places.get(x, ...) if isinstance(x, torch.fx.Node) else plain(x)  # noqa: E731
-    kwargs = {key: of(x) for key, x in node.kwargs.items() if key not in ("dtype", "device", "layout", "pin_memory")}
-    args = tuple(map(of, node.args))
-    if name == "full" and dtype == torch.bool:
-        args = args[0], bool(node.args[1])
-    return dtype, name, args, kwargs
 
 
 #: What ``repr`` of a ``MaskExtent`` needs to be read again.

@@ -198,11 +198,10 @@ def _by_kind(of_float, of_others, kind=FLOAT):
     return lambda f, node: (of_float if f.kind(node) == kind else of_others)(f, node)
 
 
-def _binary(symbol, *, reverse=False):
+def _binary(symbol):
     def rule(f, node):
         kind, dtype = f.kind(node), node.meta["val"].dtype
         a, b, *alpha = node.args
-        a, b = (b, a) if reverse else (a, b)
         if symbol == "*" and f.is_constant(b) and f.constant(b) == 1:
             return f.cast(a, kind)
         alpha = node.kwargs.get("alpha", alpha[0] if alpha else 1)
@@ -268,13 +267,6 @@ def _clamp(f, node):
     return text
 
 
-def _shrink_backward(f, node):
-    """The gradient where |x| is larger than the bound, 0 elsewhere."""
-    grad, x, bound = node.args
-    inside = f"tl.abs({bare(f.cast(x, FLOAT))}) <= {literal(bound, FLOAT)}"
-    return f"tl.where({inside}, 0.0, {bare(f.cast(grad, FLOAT))})"
-
-
 def _where(f, node, condition, a, b):
     kind, dtype = f.kind(node), node.meta["val"].dtype
     return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(a, kind, dtype))}, {bare(f.cast(b, kind, dtype))})"
@@ -335,7 +327,6 @@ RULES = {
     # of two conditions a sum is "or", as in torch: Triton would add single bits and lose the carry
     aten.add: _by_kind(_logical("|"), _binary("+"), BOOL),
     aten.sub: _binary("-"),
-    aten.rsub: _binary("-", reverse=True),
     aten.mul: _by_kind(_logical("&"), _binary("*"), BOOL),
     aten.div: _divide,
     prims.div: _by_kind(_divide, _truncated),  # of integers an integer
@@ -349,27 +340,19 @@ RULES = {
     aten.abs: _absolute,
     prims.abs: _absolute,
     aten.sign: _sign,
-    aten.sgn: _sign,
     aten.signbit: _sign_bit,
     prims.signbit: _sign_bit,
     aten.reciprocal: _unary("(1.0 / {})", FLOAT),
     aten.log10: _unary("(tl.log2({}) * 0.30102999566398120)", FLOAT),
-    prims.fmax: _of_float("float_max"),
-    prims.fmin: _of_float("float_min"),
-    aten.hardshrink_backward: _shrink_backward,
-    aten.softshrink_backward: _shrink_backward,
     aten.relu: _extreme("maximum", 0),
     aten.clamp: _clamp,
     aten.isnan: _unary("({0} != {0})", FLOAT),
     aten.isinf: _unary('(tl.abs({}) == float("inf"))', FLOAT),
-    aten.isposinf: _unary('({} == float("inf"))', FLOAT),
-    aten.isneginf: _unary('({} == float("-inf"))', FLOAT),
     aten.logical_xor: _logical("!="),
     aten.logical_not: _opposite,
     aten.bitwise_not: _by_kind(_opposite, _unary("(~{})"), BOOL),
     aten.where: lambda f, node: _where(f, node, *node.args),
     prims.where: lambda f, node: _where(f, node, *node.args),
-    aten.masked_fill: lambda f, node: _where(f, node, node.args[1], node.args[2], node.args[0]),
     aten._to_copy: _convert,
     prims.convert_element_type: _convert,
     aten.index: lambda f, node: f.load(*node.args),
@@ -378,15 +361,13 @@ RULES = {
 RULES |= _all(
     "exp:tl.exp exp2:tl.exp2 log:tl.log log2:tl.log2 sqrt:tl.sqrt rsqrt:tl.rsqrt sin:tl.sin cos:tl.cos", _of_float
 )
-RULES |= _all("sigmoid:tl.sigmoid erf:tl.erf erfc:erfc expm1:expm1 log1p:log1p tan:tan asin:asin acos:acos", _of_float)
-RULES |= _all("atan:atan atan2:atan2 sinh:sinh cosh:cosh tanh:tanh asinh:asinh acosh:acosh atanh:atanh", _of_float)
-RULES |= _all("hypot:hypot", _of_float)
+RULES |= _all("sigmoid:tl.sigmoid erf:tl.erf expm1:expm1 log1p:log1p atan:atan atan2:atan2 tanh:tanh", _of_float)
 RULES |= _all("floor:tl.floor ceil:tl.ceil trunc:truncate round:round_half_even", _rounded)
 RULES |= _all("eq:== ne:!= lt:< le:<= gt:> ge:>=", _compare)
 RULES |= _all("bitwise_left_shift:<< bitwise_right_shift:>> __lshift__:<< __rshift__:>>", _binary)
 RULES |= _all("logical_and:& bitwise_and:& __and__:& logical_or:| bitwise_or:| __or__:| bitwise_xor:^ __xor__:^", _bits)
-RULES |= _all("maximum:maximum minimum:minimum clamp_min:maximum clamp_max:minimum", _extreme)
-RULES |= _all("view _unsafe_view reshape expand squeeze unsqueeze permute", lambda: _same)
+RULES |= _all("maximum:maximum minimum:minimum", _extreme)
+RULES |= _all("view reshape expand squeeze unsqueeze permute", lambda: _same)
 
 RULES = {
     getattr(packet, overload): rule for packet, rule in RULES.items() for overload in packet.overloads()

@@ -355,13 +355,6 @@ def erfcx(x):
     return torch.where(x < 0, 2 * torch.exp(x * x) - value, value)
 
 
-def log_ndtr(x):
-    """The logarithm of the normal distribution."""
-    y = x * math.sqrt(0.5)
-    left = torch.log(0.5 * erfcx(-torch.clamp(y, max=0.0))) - y * y
-    return torch.where(x < 0, left, torch.log1p(-0.5 * torch.erfc(y)))
-
-
 def _bessel(order, scaled):
     """I_0 or I_1: the power series, whose terms are all positive, up to 8, Hankel's expansion from there on."""
     power = [1.0]
@@ -393,15 +386,40 @@ def angle(x):
     return torch.where(x < 0, math.pi, torch.where(x == x, 0.0, x))
 
 
-def xlog1py(x, y):
-    """x log(1 + y), 0 where x is."""
-    x, y = (torch.full((), float(t)) if not isinstance(t, torch.Tensor) else t for t in (x, y))
-    return torch.where((x == 0) & (y == y), 0.0, x * torch.log1p(y))
+def sinh(x):
+    """(e^x - e^-x) / 2, exact for small x."""
+    u = torch.expm1(x)
+    return 0.5 * (u + u / (u + 1))
+
+
+def asinh(x):
+    """sign(x) log(|x| + sqrt(x^2 + 1)), exact for small x."""
+    size = x.abs()
+    value = torch.log1p(size + size * size / (1 + torch.sqrt(size * size + 1)))
+    return torch.where(x < 0, -value, value)
+
+
+def hypot(a, b):
+    """sqrt(a^2 + b^2) without overflow."""
+    a, b = a.abs(), b.abs()
+    large = torch.maximum(a, b)
+    ratio = torch.minimum(a, b) / torch.where(large == 0, 1.0, large)
+    return large * torch.sqrt(1 + ratio * ratio)
+
+
+def _or_the_number(better):
+    """The better of two, and the number where the other is NaN."""
+    return lambda a, b: torch.where(a != a, b, torch.where(b != b, a, torch.where(better(a, b), a, b)))
 
 
 def multigammaln(x, p):
     """log of the multivariate gamma function: ``torch.mvlgamma`` without the p numbers in between."""
     return sum(torch.lgamma(x - 0.5 * i) for i in range(p)) + 0.25 * p * (p - 1) * math.log(math.pi)
+
+
+def shrink_backward(gradient, x, bound):
+    """The gradient where |x| is larger than the bound, 0 elsewhere."""
+    return torch.where(x.abs() <= bound, 0.0, gradient)
 
 
 DECOMPOSITIONS = {
@@ -412,7 +430,6 @@ DECOMPOSITIONS = {
         "polygamma": polygamma,
         "erfinv": erfinv,
         "special_erfcx": erfcx,
-        "special_log_ndtr": log_ndtr,
         "i0": _bessel(0, scaled=False),
         "special_modified_bessel_i0": _bessel(0, scaled=False),
         "special_i0e": _bessel(0, scaled=True),
@@ -420,7 +437,20 @@ DECOMPOSITIONS = {
         "special_modified_bessel_i1": _bessel(1, scaled=False),
         "special_i1e": _bessel(1, scaled=True),
         "angle": angle,
-        "special_xlog1py": xlog1py,
+        "erfc": lambda x: 1 - torch.erf(x),
+        "tan": lambda x: torch.sin(x) / torch.cos(x),
+        "asin": lambda x: torch.atan2(x, torch.sqrt((1 - x) * (1 + x))),
+        "acos": lambda x: torch.atan2(torch.sqrt((1 - x) * (1 + x)), x),
+        "sinh": sinh,
+        "cosh": lambda x: 0.5 * (torch.exp(x) + torch.exp(-x)),
+        "asinh": asinh,
+        "acosh": lambda x: torch.log(x + torch.sqrt((x - 1) * (x + 1))),
+        "atanh": lambda x: 0.5 * torch.log1p(2 * x / (1 - x)),
+        "hypot": hypot,
+        "hardshrink_backward": shrink_backward,
+        "softshrink_backward": shrink_backward,
+        "fmax": _or_the_number(torch.gt),
+        "fmin": _or_the_number(torch.lt),
     }.items()
     for overload in getattr(aten, name).overloads()
     if overload != "out"

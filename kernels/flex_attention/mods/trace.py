@@ -261,31 +261,23 @@ _INSTEAD = dict.fromkeys((torch.ldexp, torch.Tensor.ldexp), lambda x, by: x * to
 
 @functools.cache
 def _decompositions():
-    from torch._decomp import get_decompositions
+    from torch._decomp import core_aten_decompositions, get_decompositions
 
-    made = get_decompositions([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
+    made = {**core_aten_decompositions(), **get_decompositions([getattr(aten, name) for name in _DECOMPOSED])}
     for operation, decomposition in list(made.items()):  # and where it overwrites its argument
         packet, _, overload = str(operation).removeprefix("aten.").partition(".")
         over = getattr(getattr(aten, f"{packet}_", None), overload, None)
         if over is not None:
             made[over] = functools.partial(_overwritten, decomposition)
-    return made | scalars.DECOMPOSITIONS
+    return {op: made[op] for op in made if op not in _OF_ONE_ELEMENT} | scalars.DECOMPOSITIONS
 
 
 def _overwritten(decomposition, x, *args, **kwargs):
     return x.copy_(decomposition(x, *args, **kwargs))
 
 
-# Operations that torch's own decompositions turn into ones that have a rule, and their gradients.
-_DECOMPOSED = """
-    _prelu_kernel _prelu_kernel_backward addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu
-    gelu_backward hardshrink hardshrink_backward
-    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside lcm leaky_relu
-    leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
-    mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus
-    softplus_backward softshrink softshrink_backward special_entr tanh_backward threshold threshold_backward
-    xlogy
-""".split()
+# Operations that torch decomposes, but not for every compiler.
+_DECOMPOSED = "copysign elu gelu hardtanh lcm leaky_relu".split()
 
 
 # The recording, partitioned.
@@ -325,20 +317,15 @@ def overloads(names):
     return [operator.attrgetter(name)(aten) for name in names.split()]
 
 
-_OTHER_NAMES = overloads("alias.default detach.default lift_fresh_copy.default clone.default")
-_RESHAPES = overloads("view.default _unsafe_view.default expand.default")
-_FILLED = {
-    **dict.fromkeys(overloads("new_zeros.default zeros_like.default empty_like.default zero.default"), 0),
-    **dict.fromkeys(overloads("new_ones.default ones_like.default"), 1),
-    **dict.fromkeys(overloads("new_full.default full_like.default fill.Scalar")),  # by what they are called with
-}
+_OTHER_NAMES = overloads("alias.default lift_fresh_copy.default clone.default")
+_RESHAPES = overloads("view.default expand.default")
 _UNCHANGED = """
     select.int slice.Tensor permute.default transpose.int t.default squeeze.dims select_backward.default
     slice_backward.default sum.default sum.dim_IntList mean.default mean.dim prod.default prod.dim_int amax.default
     amin.default max.default min.default all.default all.dim any.default any.dim
 """
 # Through these an argument of one element goes unchanged: the first, as a ``nn.Parameter(torch.ones(1))`` and its gradient.
-_OF_ONE_ELEMENT = dict.fromkeys(overloads(_UNCHANGED), 0) | dict.fromkeys(overloads("copy.default fill.Tensor"), 1)
+_OF_ONE_ELEMENT = dict.fromkeys(overloads(_UNCHANGED), 0) | dict.fromkeys(overloads("copy.default"), 1)
 
 
 def _partitioned(graph, kind, captured, needs_grad, differentiate):
@@ -459,9 +446,9 @@ def _simplify(graph):
     for node in list(graph.nodes):
         if node.target in _OTHER_NAMES:
             node.replace_all_uses_with(node.args[0])
-        elif node.target in _FILLED:  # constants, although they are made in the likeness of a tensor
-            fill, val = _FILLED[node.target], node.meta["val"]
-            node.args = list(val.shape), node.args[-1] if fill is None else fill
+        elif node.target is aten.full_like.default:  # a constant, although it is made in the likeness of a tensor
+            val = node.meta["val"]
+            node.args = list(val.shape), node.args[-1]
             node.target, node.kwargs = aten.full.default, {"dtype": val.dtype, "device": val.device}
         elif node.target in _RESHAPES and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])

@@ -16,43 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import noop_mask
 
-__all__ = [
-    "Mod",
-    "activation",
-    "alibi",
-    "alibi_slopes",
-    "and_masks",
-    "batched",
-    "block_diffusion",
-    "causal",
-    "causal_score",
-    "dilated_sliding_window",
-    "document",
-    "global_and_window",
-    "graph_distance",
-    "head_scale",
-    "jagged",
-    "learned_alibi",
-    "natten",
-    "noop_mask",
-    "or_masks",
-    "prefix",
-    "prefix_causal",
-    "relative_bias",
-    "relative_table",
-    "sandwich",
-    "shared_prefix",
-    "sliding_window",
-    "softcap",
-    "temperature",
-    "tree",
-    "vision_cross",
-    "with_offset",
-]
-
-
 AnyMod = Callable[..., Tensor]  # of four or five tensors without dimensions
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
 class Mod:
@@ -71,11 +36,11 @@ class Mod:
         return _remake, self.made_by
 
 
-def _made(factory: Callable[P, AnyMod]) -> Callable[P, Mod]:
+def _made(factory: Callable[_P, AnyMod]) -> Callable[_P, Mod]:
     """A factory of mods whose products are ``Mod``."""
 
     @functools.wraps(factory)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Mod:
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> Mod:
         return Mod(factory(*args, **kwargs), factory.__name__, args, kwargs)
 
     return make
@@ -402,3 +367,7 @@ def activation(function: Callable[[Tensor], Tensor] = F.gelu, offset: float = 1.
         return torch.log(function(score) + offset)
 
     return log_of_activation
+
+
+_here = [name for name, x in globals().items() if name[0] != "_" and getattr(x, "__module__", "") == __name__]
+__all__ = ["noop_mask", *_here]
