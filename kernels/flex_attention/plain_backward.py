@@ -417,9 +417,9 @@ def gradients(p, x, outputs, hopper=None, needs=(True, True, True, False)):
     elif need_q:
         launch_dq(p, x, rows, dq)
     if need_k or need_v:
-        dk, dv = (like_strided(t, t.shape) for t in (x.key, x.value))
         if hopper is None:
+            dk, dv = (like_strided(t, t.shape) for t in (x.key, x.value))
             launch_dkdv(p, x, rows, dk, dv)
         else:
-            hopper.launch_dkdv(p, x, outputs.do, hopper.rows_of(p, *outputs), (dk, dv), None, (0, p.Bkv * p.Hkv))
+            dk, dv = hopper.launch_dkdv(p, x, outputs)
     return [dq, dk, dv, *captured]
