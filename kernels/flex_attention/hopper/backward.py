@@ -1,9 +1,9 @@
 """The backward pass on Hopper GPUs: which calls it takes, how their work is dealt, and its launches.
 
-Programs take items: a tile of keys of one key head, with a share of the heads of queries that read it. A launch makes ds of as
-many heads and queries as its workspace holds; where there are several, or several items a tile of keys, dk and dv are sums of
-parts. Sums in float32 depend on their order, and each is fixed: an item has a place of its own in memory, a launch adds to what
-the launch before it left there, and ``sums_kernel`` adds the places from the first to the last.
+Programs take items: a tile of keys of one key head, with a share of the heads of queries that read it. A launch makes ds of
+as many heads and queries as its workspace holds; where there are several, or several items a tile of keys, dk and dv are sums
+of parts. Sums in float32 depend on their order, and each is fixed: an item has a place of its own in memory, a launch adds to
+what the launch before it left there, and ``sums_kernel`` adds the places from the first to the last.
 """
 
 import math
@@ -32,7 +32,7 @@ if common_gluon.gluon is not None:
 ADDED_TO = 64  # columns of a head up to which the registers hold a tile's dq, too
 ADDED_FROM = 1024  # queries from which on it is the faster way
 ROUNDS = 4  # items that a program should have, so that none is idle for long while another ends
-BUNDLE = 16  # units at work together where dq is added up, so that few items wait for one another
+BUNDLE = 16  # units at work together, without a mask, where dq is added up: their tiles are found in the cache
 LEAST_BAND = 2048  # queries of a launch, if more heads can make room for them
 MULTIPLE = 128  # kept matrices are whole tiles, of any size up to this
 
@@ -128,7 +128,8 @@ def cut(p):
 
 
 def splits(p, pairs, heads):
-    """Among how many items the heads of a pair are shared out: ROUNDS a program, if the sums fit an eighth of the workspace."""
+    """Among how many items the heads of a pair are shared out: ROUNDS a program, if their sums fit an eighth of the
+    workspace."""
     items, most = pairs * tiles_of_keys(p), ROUNDS * scheduler.multiprocessors(p.device)
     n = 1
     while n < heads and 2 * n * items <= most and 2 * n * pairs * bytes_of_parts(p) <= p.workspace // 8:
@@ -171,7 +172,9 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
     tiles_n = cdiv(p.N, BLOCK_N)
     programs = min(units * tiles_n, scheduler.multiprocessors(p.device))
     order = scheduler.tile_order(units, tiles_n, 1, programs)
-    bundle = units if order["TILES_FIRST"] else 1
+    bundle, blocks, serpentine = units if order["TILES_FIRST"] else 1, 0, order["SERPENTINE"]
+    if DS == "added":  # so that items wait for one another the least
+        bundle, blocks, serpentine = units if p.sparse else min(BUNDLE, units), blocks_of_sums(p), p.sparse
     T = Tiling(
         D=p.D,
         DV=p.Dv,
@@ -187,14 +190,11 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
         KEPT=2 if max(p.D, p.Dv) <= 64 else 1,
         DS=DS,
         PARTS=PARTS,
-        SERPENTINE=order["SERPENTINE"],
+        SERPENTINE=serpentine,
     )
-    blocks = 0
-    if DS == "added":
-        bundle, blocks = min(BUNDLE, units), blocks_of_sums(p)
     sizes = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit)
     rows, WIDTH = fit.described_rows(BLOCK_M), BLOCK_M // fit.GROUPS
-    sums = lambda t: common_gluon.describe(t, [64, WIDTH], gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32))  # noqa: E731
+    layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
     descs = Descs(
         q=fit.described(BLOCK_M, T.BLOCK_D),
         do=fit.described(BLOCK_M),
@@ -203,7 +203,7 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
         lse=rows,
         delta=rows,
         ds=Descriptors(lambda ds: fit.descriptor(ds, [1, T.ROWS, BLOCK_M])),
-        dq=Descriptors(sums),
+        dq=Descriptors(lambda sums: common_gluon.describe(sums, [64, WIDTH], layout)),
     )
     return (programs,), sizes, (p.Hkv, tiles_n, units * tiles_n, bundle, blocks), dict(**p.mods(), T=T), descs
 
@@ -240,7 +240,8 @@ def gradients(p, x, outputs, hopper=None):
     """dq, dk and dv."""
     into, *dk_dv = grads = new_gradients(x)
     one, pairs, each = p.cached(cut), p.Bkv * p.Hkv, p.shared * p.G
-    rows, new = rows_of(p, *outputs), lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
+    rows = rows_of(p, *outputs)
+    new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
     parts = one.splits > 1 or one.heads < each or one.queries < p.M
     units, blocks, WIDTH = one.pairs * one.splits, blocks_of_sums(p), tiles(p)[0] // fit.GROUPS
     out = [new(units, p.N, d, dtype=torch.float32) for d in (p.D, p.Dv)] if parts else dk_dv

@@ -32,17 +32,18 @@ def product_tile(dq, n0, n_end, kept, keys, m0, T, EDGE: tl.constexpr, MASK_MOD:
     return (tl.dot(tl.trans(ds), k, dq, input_precision=T.PRECISION),)
 
 
-@triton.jit(do_not_specialize=["begin", "heads", "band"])
+@triton.jit(do_not_specialize=["first", "begin", "heads", "band"])
 def product_kernel(
-    ds, k_ptr, dq_ptr, partial, full, begin, heads, band, scale, sizes, k_strides, dq_strides, T: tl.constexpr
+    ds, k_ptr, dq_ptr, partial, full, first, begin, heads, band, scale, sizes, k_strides, dq_strides, T: tl.constexpr
 ):  # fmt: skip
     """dq = c ds k of BLOCK_M queries: one product instead of three.
 
-    begin, heads, band: of a ``visits.Part``, of whose heads and queries there is ds.
+    first: where the launch's pairs of batch row and key head begin; begin, heads, band: of a ``visits.Part``, of whose heads
+    and queries there is ds.
     """
     pid = tl.program_id(0)
     slot = tl.num_programs(0) // sizes.tiles - 1 - pid // sizes.tiles  # the last heads' ds is still in the cache
-    head = sizes.first + slot // heads
+    head = first + slot // heads
     j = begin + slot % heads
     tile = sizes.tiles - 1 - pid % sizes.tiles
     if T.SPARSE_M:
@@ -91,9 +92,9 @@ def multiply(p, x, ds, dq, pairs, part):
     T = meta["T"]
     described = TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, T.BLOCK_N, T.BLOCK_M])
     key = tiled(x.key, T.BLOCK_N) if T.TMA else x.key
-    tensors = described, key, dq, x.partial, x.full, part.begin, part.heads, part.band, p.scale
+    tensors = described, key, dq, x.partial, x.full, first, part.begin, part.heads, part.band, p.scale
     strides = Strides(*p.layouts["key"][0]), Strides(*dq.stride())
-    launch(product_kernel, (count * part.heads * tiles,), *tensors, plain.sizes_of(p, tiles, first), *strides, **meta)
+    launch(product_kernel, (count * part.heads * tiles,), *tensors, plain.sizes_of(p, tiles), *strides, **meta)
 
 
 @triton.jit(do_not_specialize=["Hq", "first", "blocks"])

@@ -1,4 +1,4 @@
-"""What the kernels of the backward pass share: arguments, the ring of tiles of queries, an item's keys, where gradients go."""
+"""What the backward kernels share: arguments, the ring of tiles of queries, an item's keys, where gradients go."""
 
 from collections import namedtuple
 
@@ -14,8 +14,8 @@ if common_gluon.gluon is not None:
 #
 # D, DV: columns of a head. TILES_M, TILES_N: tiles in a block of the mask, SPARSE_M: its queries. EDGE_M: whether a tile
 # reaches past the last query. BLOCK_M: queries of a tile; BLOCK_D, BLOCK_DV: its columns; ROWS: keys of a group of warps,
-# of which there are GROUPS. STAGES: tiles of queries in shared memory, KEPT: items' keys. DS: what becomes of ds, "kept" in a
-# workspace, "added" up to dq, or "" for nothing. PARTS: whether dk and dv are sums of several items. SERPENTINE: see
+# of which there are GROUPS. STAGES: tiles of queries in shared memory, KEPT: items' keys. DS: what becomes of ds: "kept" in
+# a workspace, "added" up to dq, or "" for nothing. PARTS: whether dk and dv are sums of several items. SERPENTINE: see
 # ``scheduler.position``.
 Tiling = namedtuple(
     "Tiling", "D DV TILES_M TILES_N SPARSE_M EDGE_M BLOCK_M BLOCK_D BLOCK_DV ROWS GROUPS STAGES KEPT DS PARTS SERPENTINE"

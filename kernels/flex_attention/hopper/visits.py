@@ -41,8 +41,8 @@ Head = namedtuple("Head", "b h end at slot")
 
 
 def visits_of(p, x, band, stop):
-    """``Visits`` of queries band ... stop - 1, ``None`` without a mask; kept as long as the mask lives: layers and steps share
-    masks, and to build the lists takes a dozen small kernels.
+    """``Visits`` of queries band ... stop - 1, ``None`` without a mask; kept as long as the mask lives: layers and steps
+    share masks, and to build the lists takes a dozen small kernels.
 
     What a CUDA graph is captured with is read again whenever that is replayed: it lives as long as the lists do, whatever
     becomes of them.

@@ -78,8 +78,8 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def make_dv(call, mods, T: gl.constexpr):
-        """The first group: dv of 64 keys of every item, over the queries of all heads (and batch rows) that share them. Between
-        tiles no product is in flight."""
+        """The first group: dv of 64 keys of every item, over the queries of all heads (and batch rows) that share them.
+        Between tiles no product is in flight."""
         layout_s: gl.constexpr = product_layout(T.BLOCK_M)
         layout_a: gl.constexpr = gl.DotOperandLayout(0, product_layout(T.BLOCK_DV), 2)
         ring, keys, exchange = call.ring, call.keys, call.staging
