@@ -208,22 +208,31 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
     return (programs,), sizes, (p.Hkv, tiles_n, units * tiles_n, bundle, blocks), dict(**p.mods(), T=T), descs
 
 
-def launch_gradients(p, x, do, rows, out, pairs, part, ds=None, sums=None, counters=None):
-    """Launch the kernel for ``pairs``, ``(first, count)`` of batch row and key head, and a ``Part`` of their work.
+class Workspace(NamedTuple):
+    """What dq is made of: ds where it is kept; its sums and their counters where it is added up."""
 
-    out: dk and dv, or the sums of their parts. ds: the workspace where it is kept; sums, counters: dq's, where it is added up.
-    """
+    ds: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
+
+
+def launch_gradients(p, x, do, rows, out, pairs, part, space):
+    """Launch the kernel for ``pairs``, ``(first, count)`` of batch row and key head, and a ``Part`` of their work; out: dk
+    and dv, or the sums of their parts."""
     first, count = pairs
-    DS = "kept" if ds is not None else "added" if sums is not None else ""
+    DS = "kept" if space.ds is not None else "added" if space.sums is not None else ""
     PARTS = out[0].ndim == 3
     units = count * part.splits
     programs, sizes, (Hkv, tiles_n, items, bundle, blocks), constants, described = p.cached(
         _prepare, units, do.stride(), DS, PARTS
     )
-    kernel = wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_gradients_hopper_kernel
-    descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, ds, sums))
+    kernel = (
+        wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_gradients_hopper_kernel
+    )
+    descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, space.ds, space.sums))
     strides = [Strides(0, 0, 0, 0) if PARTS else Strides(*t.stride()) for t in out]
-    tensors = descs, counters, *out, *strides, visits_of(p, x, part.band, part.stop), Tables(x.score_tables, x.mask_tables)
+    visited, tables = visits_of(p, x, part.band, part.stop), Tables(x.score_tables, x.mask_tables)
+    tensors = descs, space.counters, *out, *strides, visited, tables
     numbers = Hkv, tiles_n, items, first, bundle, blocks, *part
     launch(kernel, programs, *tensors, sizes, *numbers, **constants, num_warps=4, maxnreg=168)
 
@@ -232,7 +241,7 @@ def launch_dkdv(p, x, outputs):
     """dk and dv alone."""
     dk_dv = new_gradients(x)[1:]
     part = Part(0, p.shared * p.G, 1, 0, p.M, 1)
-    launch_gradients(p, x, outputs.do, rows_of(p, *outputs), dk_dv, (0, p.Bkv * p.Hkv), part)
+    launch_gradients(p, x, outputs.do, rows_of(p, *outputs), dk_dv, (0, p.Bkv * p.Hkv), part, Workspace())
     return dk_dv
 
 
@@ -245,12 +254,11 @@ def gradients(p, x, outputs, hopper=None):
     parts = one.splits > 1 or one.heads < each or one.queries < p.M
     units, blocks, WIDTH = one.pairs * one.splits, blocks_of_sums(p), tiles(p)[0] // fit.GROUPS
     out = [new(units, p.N, d, dtype=torch.float32) for d in (p.D, p.Dv)] if parts else dk_dv
-    ds = sums = counters = None
     if one.added:
         sums = new(one.pairs * each * blocks * ADDED_TO, WIDTH, dtype=torch.float32)
-        counters = new(one.pairs * each, blocks // fit.GROUPS, dtype=torch.int32)
+        space = Workspace(None, sums, new(one.pairs * each, blocks // fit.GROUPS, dtype=torch.int32))
     else:
-        ds = new(one.pairs * one.heads, *kept_size(p, one.queries), dtype=x.query.dtype)
+        space = Workspace(new(one.pairs * one.heads, *kept_size(p, one.queries), dtype=x.query.dtype))
     for first in range(0, pairs, one.pairs):
         some = first, min(one.pairs, pairs - first)
         fresh = 1
@@ -258,15 +266,15 @@ def gradients(p, x, outputs, hopper=None):
             for band in reversed(range(0, p.M, one.queries)):  # under a causal mask the last one visits all keys
                 part = Part(begin, min(one.heads, each - begin), one.splits, band, min(band + one.queries, p.M), fresh)
                 if one.added:
-                    counters.zero_()
-                launch_gradients(p, x, outputs.do, rows, out, some, part, ds, sums, counters)
+                    space.counters.zero_()
+                launch_gradients(p, x, outputs.do, rows, out, some, part, space)
                 if one.added:
                     numbers = p.scale, p.M, p.Hq, first * each, blocks
                     tile = {"D": p.D, "BLOCK_D": ADDED_TO, "WIDTH": WIDTH, "BLOCK_M": tiles(p)[0]}
                     programs, strides = (some[1] * each * blocks,), Strides(*into.stride())
-                    launch(dq.scaled_kernel, programs, sums, counters, into, strides, *numbers, **tile)
+                    launch(dq.scaled_kernel, programs, space.sums, space.counters, into, strides, *numbers, **tile)
                 else:
-                    dq.multiply(p, x, ds, into, some, part)
+                    dq.multiply(p, x, space.ds, into, some, part)
                 fresh = 0
         if parts:
             add_up(p, out, one.splits, *dk_dv, some)

@@ -91,8 +91,8 @@ if common_gluon.gluon is not None:
     def keep_tile(
         i, ds, head, n0, n, dk, dv, count, k, v, call, mods, GROUP: gl.constexpr, FIRST: gl.constexpr, T: gl.constexpr
     ):  # fmt: skip
-        """``(ds, dk, dv)`` after the i-th tile of queries, whose ds is still to be multiplied; and so is the ds on entry, of
-        the tile before, unless this one is the FIRST. On entry and at the end no product is in flight."""
+        """``(ds, dk, dv)`` after the i-th tile of queries, whose ds is still to be multiplied; and so is the ds on
+        entry, of the tile before, unless this one is the FIRST. On entry and at the end no product is in flight."""
         ring = call.ring
         m0, partial = visit(i, head, call, T)
         s, dp = ask_scores(k, v, ring, count, T)
@@ -157,8 +157,8 @@ if common_gluon.gluon is not None:
     def add_tile(
         i, head, n, dk, dv, count, k, v, held, call, mods, GROUP: gl.constexpr, FIRST: gl.constexpr, T: gl.constexpr
     ):  # fmt: skip
-        """``(dk, dv)`` after the i-th tile of queries, and dq of the tile before, unless this one is the FIRST: its ds has long
-        been there. On entry and at the end no product is in flight."""
+        """``(dk, dv)`` after the i-th tile of queries, and dq of the tile before, unless this one is the FIRST: its ds has
+        long been there. On entry and at the end no product is in flight."""
         ring, exchange = call.ring, call.ds
         m0, partial = visit(i, head, call, T)
         s, dp = ask_scores(k, v, ring, count, T)
