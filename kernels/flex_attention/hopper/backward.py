@@ -33,6 +33,7 @@ ADDED_TO = 64  # columns of a head up to which the registers hold a tile's dq, t
 ADDED_FROM = 1024  # queries from which on it is the faster way
 ROUNDS = 4  # items that a program should have, so that none is idle for long while another ends
 BUNDLE = 16  # units at work together, without a mask, where dq is added up: their tiles are found in the cache
+SHORT = 2048  # keys up to which items are so short that shared memory is better spent on the next item's
 LEAST_BAND = 2048  # queries of a launch, if more heads can make room for them
 MULTIPLE = 128  # kept matrices are whole tiles, of any size up to this
 
@@ -94,9 +95,10 @@ class Cut(NamedTuple):
 def cut(p):
     """The ``Cut`` of a call, ``None`` if the workspace holds nothing.
 
-    dq is added up where the registers allow it and the queries are many: the tiles of queries of all heads must outnumber
-    the programs, or these wait for one another. Else ds is kept: of whole heads, enough for ROUNDS items a program, or, where
-    these do not fit, of a band of their queries.
+    dq is added up where the registers allow it and the queries are many: the tiles of queries of all heads must outnumber the
+    programs, or these wait for one another. Else ds is kept: of whole heads, enough for ROUNDS items a program, or, where
+    these do not fit, of a band of their queries; of all heads, if they can, under a mask that asks a tensor, such as
+    documents' numbers: a head may have few blocks then.
     """
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     programs = scheduler.multiprocessors(p.device)
@@ -109,7 +111,7 @@ def cut(p):
     rows, queries = kept_size(p, p.M)
     held = p.workspace // max(rows * queries * p.dtype.itemsize, 1)
     wanted = 1 << (cdiv(ROUNDS * programs, max(tiles_of_keys(p), 1)) - 1).bit_length()
-    wanted = min(wanted, pairs * each)
+    wanted = pairs * each if p.masked_by_data else min(wanted, pairs * each)
     if held >= wanted:
         heads = each if held >= each else cdiv(each, cdiv(each, held))
         held = min(pairs, held // each) if held >= each else 1
@@ -128,11 +130,11 @@ def cut(p):
 
 
 def splits(p, pairs, heads):
-    """Among how many items the heads of a pair are shared out: ROUNDS a program, if their sums fit an eighth of the
-    workspace."""
+    """Among how many items the heads of a pair are shared out: ROUNDS a program, or, of blocks that only a tensor knows, as
+    many as there are; if their sums fit a quarter of the workspace."""
     items, most = pairs * tiles_of_keys(p), ROUNDS * scheduler.multiprocessors(p.device)
     n = 1
-    while n < heads and 2 * n * items <= most and 2 * n * pairs * bytes_of_parts(p) <= p.workspace // 8:
+    while n < heads and 4 * 2 * n * pairs * bytes_of_parts(p) <= p.workspace and (2 * n * items <= most or p.masked_by_data):
         n *= 2
     return min(n, heads)
 
@@ -175,6 +177,8 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
     bundle, blocks, serpentine = units if order["TILES_FIRST"] else 1, 0, order["SERPENTINE"]
     if DS == "added":  # so that items wait for one another the least
         bundle, blocks, serpentine = units if p.sparse else min(BUNDLE, units), blocks_of_sums(p), p.sparse
+    short = max(p.D, p.Dv) <= 64 or p.N <= SHORT
+    KEPT = 2 if short and DS != "added" and not wide(p) else 1  # the next item's keys come while gradients are stored
     T = Tiling(
         D=p.D,
         DV=p.Dv,
@@ -186,8 +190,8 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
         BLOCK_DV=columns(p.Dv),
         ROWS=fit.ROWS,
         GROUPS=1 if wide(p) else fit.GROUPS,
-        STAGES=options(p)["STAGES"],
-        KEPT=2 if max(p.D, p.Dv) <= 64 else 1,
+        STAGES=options(p)["STAGES"] - (KEPT > 1 and max(p.D, p.Dv) > 64),
+        KEPT=KEPT,
         DS=DS,
         PARTS=PARTS,
         SERPENTINE=serpentine,

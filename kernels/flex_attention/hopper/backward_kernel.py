@@ -3,11 +3,11 @@
 One warp copies, two groups of four own 64 keys each. Per tile of queries a group multiplies four or five times, every matrix
 of scores transposed, [keys, queries]:
 
-    S = k q^T,  dP = v do^T - delta      in flight
-    p = 2^(f(S) - lse)                   meanwhile
-    dv <- dv + p do                      in flight
-    ds = f'(S) p dP                      meanwhile
-    dk <- dk + ds q                      in flight, behind the next tile's S and dP where ds is kept
+    S = k q^T,  dP = v do^T           in flight
+    p = 2^(f(S) - lse)                meanwhile
+    dv <- dv + p do                   in flight
+    ds = f'(S) p (dP - delta)         meanwhile
+    dk <- dk + ds q                   in flight, while ds goes where dq is made of it
 
 dq = ds k is a sum over tiles of keys, which other programs have. Two ways to make it, chosen by ``backward.adds``:
 
@@ -88,47 +88,30 @@ if common_gluon.gluon is not None:
     # ds is kept.
 
     @gluon.jit
-    def keep_tile(
-        i, ds, head, n0, n, dk, dv, count, k, v, call, mods, GROUP: gl.constexpr, FIRST: gl.constexpr, T: gl.constexpr
-    ):  # fmt: skip
-        """``(ds, dk, dv)`` after the i-th tile of queries, whose ds is still to be multiplied; and so is the ds on
-        entry, of the tile before, unless this one is the FIRST. On entry and at the end no product is in flight."""
-        ring = call.ring
-        m0, partial = visit(i, head, call, T)
-        s, dp = ask_scores(k, v, ring, count, T)
-        if FIRST:
-            s = warpgroup_mma_wait(1, deps=(s,))
-        else:
-            dk = warpgroup_mma(ds, queries_of(ring, count - 1, T), dk, is_async=True)
-            s = warpgroup_mma_wait(2, deps=(s,))
-        p, x, m = probabilities(s, m0, partial, head, n, load_column(ring.lse, count, T), call, mods, T)
-        dp, dk = warpgroup_mma_wait(0, deps=(dp, dk))
-        if not FIRST:
-            mbarrier.arrive(ring.q_free.index((count - 1) % T.STAGES))
-        do = gradients_of(ring, count, T)
-        dv = warpgroup_mma(as_operand(p.to(do.dtype), T.BLOCK_DV), do, dv, is_async=True)
-        ds = chained(s, x, p * dp, head, m, n, call, mods).to(do.dtype)
-        if T.DS == "kept":
-            mine = call.ds.index(2 * GROUP + count % 2)
-            tma.store_wait(1)  # the one before last has left this buffer
-            mine.reshape([T.ROWS, T.BLOCK_M]).store(ds)
-            fence_async_shared()
-            tma.async_store(call.descs.ds, [head.slot, n0, m0 - call.part.band], mine)
-        dv = warpgroup_mma_wait(0, deps=(dv,))
-        return as_operand(ds, T.BLOCK_D), dk, dv
-
-    @gluon.jit
     def keep_tiles(head, n0, n, dk, dv, count, k, v, call, mods, GROUP: gl.constexpr, T: gl.constexpr):
-        """All tiles of queries of one head."""
-        if head.end > 0:
-            ds, dk, dv = keep_tile(0, None, head, n0, n, dk, dv, count, k, v, call, mods, GROUP, True, T)
+        """``(dk, dv, count)`` after all tiles of queries of one head. Between tiles no product is in flight."""
+        ring = call.ring
+        for i in range(0, head.end):
+            m0, partial = visit(i, head, call, T)
+            s, dp = ask_scores(k, v, ring, count, T)
+            lse = load_column(ring.lse, count, T)
+            s = warpgroup_mma_wait(1, deps=(s,))
+            p, x, m = probabilities(s, m0, partial, head, n, lse, call, mods, T)
+            do = gradients_of(ring, count, T)
+            dv = warpgroup_mma(as_operand(p.to(do.dtype), T.BLOCK_DV), do, dv, is_async=True)
+            delta = load_column(ring.delta, count, T)
+            dp = warpgroup_mma_wait(1, deps=(dp,))
+            ds = chained(s, x, p * (dp - delta), head, m, n, call, mods).to(do.dtype)
+            dk = warpgroup_mma(as_operand(ds, T.BLOCK_D), queries_of(ring, count, T), dk, is_async=True)
+            if T.DS == "kept":
+                mine = call.ds.index(2 * GROUP + count % 2)
+                tma.store_wait(1)  # the one before last has left this buffer
+                mine.reshape([T.ROWS, T.BLOCK_M]).store(ds)
+                fence_async_shared()
+                tma.async_store(call.descs.ds, [head.slot, n0, m0 - call.part.band], mine)
+            dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
+            mbarrier.arrive(ring.q_free.index(count % T.STAGES))
             count += 1
-            for i in range(1, head.end):
-                ds, dk, dv = keep_tile(i, ds, head, n0, n, dk, dv, count, k, v, call, mods, GROUP, False, T)
-                count += 1
-            dk = warpgroup_mma(ds, queries_of(call.ring, count - 1, T), dk, is_async=True)
-            dk = warpgroup_mma_wait(0, deps=(dk,))
-            mbarrier.arrive(call.ring.q_free.index((count - 1) % T.STAGES))
         return dk, dv, count
 
     # dq is added up: a product of each group, in shared memory, then added in memory when its turn has come.
@@ -162,7 +145,7 @@ if common_gluon.gluon is not None:
         ring, exchange = call.ring, call.ds
         m0, partial = visit(i, head, call, T)
         s, dp = ask_scores(k, v, ring, count, T)
-        lse = load_column(ring.lse, count, T)
+        lse, delta = load_column(ring.lse, count, T), load_column(ring.delta, count, T)
         s = warpgroup_mma_wait(1, deps=(s,))
         p, x, m = probabilities(s, m0, partial, head, n, lse, call, mods, T)
         do = gradients_of(ring, count, T)
@@ -172,7 +155,7 @@ if common_gluon.gluon is not None:
         else:
             dq = ask_dq(held, count - 1, call, GROUP, T)
             dp = warpgroup_mma_wait(3, deps=(dp,))
-        ds = chained(s, x, p * dp, head, m, n, call, mods).to(do.dtype)
+        ds = chained(s, x, p * (dp - delta), head, m, n, call, mods).to(do.dtype)
         if FIRST:
             dv = warpgroup_mma_wait(0, deps=(dv,))
         else:

@@ -135,14 +135,13 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def ask_scores(k, v, ring, count, T: gl.constexpr):
-        """S = k q^T and dP = v do^T - delta of tile ``count``: two products in flight."""
+        """S = k q^T and dP = v do^T of tile ``count``: two products in flight."""
         phase = count // T.STAGES & 1
         zeros = gl.zeros([T.ROWS, T.BLOCK_M], gl.float32, product_layout(T.BLOCK_M))
         mbarrier.wait(ring.q_ready.index(count % T.STAGES), phase)
         s = warpgroup_mma(k, queries_of(ring, count, T).permute((1, 0)), zeros, use_acc=False, is_async=True)
         mbarrier.wait(ring.do_ready.index(count % T.STAGES), phase)
-        delta = load_column(ring.delta, count, T)
-        dp = warpgroup_mma(v, gradients_of(ring, count, T).permute((1, 0)), zeros - delta, is_async=True)
+        dp = warpgroup_mma(v, gradients_of(ring, count, T).permute((1, 0)), zeros, use_acc=False, is_async=True)
         return s, dp
 
     # Registers.
