@@ -52,7 +52,7 @@ class Layouts(NamedTuple):
 
 class Sizes(NamedTuple):
     """M queries, N keys, Hkv heads of keys, each for G heads of queries and ``shared`` batch rows. A launch has a program for
-    each of ``tiles`` tiles of a head: of queries, or, in the keys' kernel, of keys, whose heads count from ``first`` on."""
+    each of ``tiles`` tiles of a head: of queries, or, in the keys' kernel, of keys."""
 
     M: int
     N: int
@@ -60,7 +60,6 @@ class Sizes(NamedTuple):
     G: int
     shared: int
     tiles: int
-    first: int = 0
 
 
 class Scores(NamedTuple):
@@ -377,9 +376,9 @@ def tile_of(p, options):
     return {"T": Tile(**heads, **blocks, **tile, PRECISION=p.precision), **options}
 
 
-def sizes_of(p, tiles, first=0):
+def sizes_of(p, tiles):
     """The ``Sizes`` of a launch of so many tiles a head."""
-    return Sizes(p.M, p.N, p.Hkv, p.G, p.shared, tiles, first)
+    return Sizes(p.M, p.N, p.Hkv, p.G, p.shared, tiles)
 
 
 def strides_of(p, **more):

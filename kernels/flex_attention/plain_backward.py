@@ -195,11 +195,18 @@ def attention_dq_kernel(
 
 
 @triton.jit
-def gradients_of_tile(
-    dk, dv, k, v, q, do, lse, delta, m0, m_end, at, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
-):
-    """``(dk, dv, ds)`` after a tile of queries; all its matrices of scores are [keys, queries]. at: ``(b, h, n)``."""
+def dkdv_tile(dk, dv, m0, m_end, own, heads, at, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr):
+    """What a tile of queries adds to dk and dv; all its matrices of scores are [keys, queries].
+
+    own: ``(k, v)``; heads: of the head that is visited q, do, and where its lse and its delta are; at: ``(b, h, n)``.
+    """
+    k, v = own
+    queries, gradients, lse_at, delta_at = heads
     b, h, n = at
+    q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
+    do = load_rows(gradients, m0, m_end, T.DV, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_DV)
+    offs_m = m0 + tl.arange(0, T.BLOCK_M)
+    lse, delta = load_lse(lse_at, offs_m, m_end, EDGE), load_delta(delta_at, offs_m, m_end, EDGE)
     s = tl.dot(k, tl.trans(q), input_precision=T.PRECISION)
     m, inside = visited(m0, m_end, sizes.M, T.BLOCK_M, EDGE)
     tables = scores.score_tables, scores.mask_tables
@@ -209,25 +216,6 @@ def gradients_of_tile(
     dp = tl.dot(v, tl.trans(do), input_precision=T.PRECISION)
     ds = through_mod(p * (dp - delta[None, :]), s, z, b, h, m, n, None, scores, None, mods).to(q.dtype)
     dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
-    return dk, dv, ds
-
-
-@triton.jit
-def dkdv_tile(
-    dk, dv, m0, m_end, own, heads, at, more, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
-):
-    """What a tile of queries adds to dk and dv. own: ``(k, v, n0)``; heads: of the head that is visited q, do, where its lse
-    and its delta are, and its number in the launch. That number, ``n0`` and ``more`` are for the tile of ``stored_ds``, which
-    takes this one's place."""
-    k, v, _n0 = own
-    queries, gradients, lse_at, delta_at, _slot = heads
-    q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
-    do = load_rows(gradients, m0, m_end, T.DV, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_DV)
-    offs_m = m0 + tl.arange(0, T.BLOCK_M)
-    lse, delta = load_lse(lse_at, offs_m, m_end, EDGE), load_delta(delta_at, offs_m, m_end, EDGE)
-    dk, dv, _ = gradients_of_tile(
-        dk, dv, k, v, q, do, lse, delta, m0, m_end, at, scores, sizes, mods, T, EDGE, MASK_MOD
-    )
     return dk, dv
 
 
@@ -243,23 +231,21 @@ def attention_dkdv_kernel(
     dv_ptr,
     partial,
     full,
-    more,
     scores,
     sizes,
     strides,
-    TILE: tl.constexpr,
     SCORE_MOD: tl.constexpr,
     SCORE_GRADIENT: tl.constexpr,
     MASK_MOD: tl.constexpr,
     T: tl.constexpr,
 ):
     """dk and dv of BLOCK_N keys, over the batch rows and heads of queries that share them. partial, full: ``Lists`` of blocks
-    of queries, or ``None``. TILE: ``dkdv_tile``, or one that does something else besides, with what is in ``more``."""
+    of queries, or ``None``."""
     BLOCK_N: tl.constexpr = T.BLOCK_N
     BLOCK_D: tl.constexpr = T.BLOCK_D
     BLOCK_DV: tl.constexpr = T.BLOCK_DV
     pid = tl.program_id(0)
-    head = sizes.first + pid // sizes.tiles
+    head = pid // sizes.tiles
     b_kv, h_kv = head // sizes.Hkv, head % sizes.Hkv
     # The first keys, which a causal mask lets the most queries see, come first.
     r, n0, n_end = rows_of_tile(pid % sizes.tiles, sizes.N, T.SPARSE_N, BLOCK_N)
@@ -274,12 +260,11 @@ def attention_dkdv_kernel(
         b = b_kv * sizes.shared + j // sizes.G
         h = h_kv * sizes.G + j % sizes.G
         queries, gradients = head_of(q_ptr, b, h, strides.q, T.TMA), head_of(do_ptr, b, h, strides.do, T.TMA)
-        slot = pid // sizes.tiles * sizes.shared * sizes.G + j
-        heads = queries, gradients, lse_ptr + row_of(b, h, sizes), delta_ptr + row_of(b, h, sizes), slot
+        heads = queries, gradients, lse_ptr + row_of(b, h, sizes), delta_ptr + row_of(b, h, sizes)
         dk, dv = over_tiles(
-            TILE,
+            dkdv_tile,
             (dk, dv),
-            ((k, v, n0), heads, (b, h, n), more, scores, sizes, Mods(SCORE_MOD, SCORE_GRADIENT), T),
+            ((k, v), heads, (b, h, n), scores, sizes, Mods(SCORE_MOD, SCORE_GRADIENT), T),
             partial,
             full,
             (b, h, r),
@@ -372,27 +357,21 @@ def gradients_of_captured(p, x, rows, dq):
 
 
 def _of_keys(p, by_tma):
+    """``(tiles of keys, compile-time arguments)`` of the keys' kernel."""
     options = p.launch_options("backward_dkdv")
     meta = tile_of(p, options | {"TMA": options["TMA"] and by_tma}) | p.mods()
     return p.tiles(p.N, p.SPARSE_N, meta["T"].BLOCK_N), meta
 
 
-def of_keys(p, rows):
-    """``(tiles of keys, compile-time arguments)`` of the keys' kernel."""
-    return p.cached(_of_keys, fits_tma(rows.do))
-
-
-def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
-    """Launch ``attention_dkdv_kernel``; heads: ``(first, count)`` of the pairs of batch row and key head, or all."""
-    tiles, meta = of_keys(p, rows)
-    first, count = heads or (0, p.Bkv * p.Hkv)
+def launch_dkdv(p, x, rows, dk, dv):
+    """Launch ``attention_dkdv_kernel``."""
+    tiles, meta = p.cached(_of_keys, fits_tma(rows.do))
     query, do, T = x.query, rows.do, meta["T"]
     if T.TMA:
         query, do = tiled(query, T.BLOCK_M), tiled(do, T.BLOCK_M)
     tensors = query, x.key, x.value, do, rows.lse, rows.delta, dk, dv, *x.transposed
     strides = strides_of(p, do=rows.do, dk=dk, dv=dv)
-    sizes = sizes_of(p, tiles, first)
-    launch(attention_dkdv_kernel, (count * tiles,), *tensors, more, scores_of(p, x), sizes, strides, TILE=TILE, **meta)
+    launch(attention_dkdv_kernel, (p.Bkv * p.Hkv * tiles,), *tensors, scores_of(p, x), sizes_of(p, tiles), strides, **meta)
 
 
 def reason_not(p, tma):
@@ -417,9 +396,9 @@ def gradients(p, x, outputs, hopper=None, needs=(True, True, True, False)):
     elif need_q:
         launch_dq(p, x, rows, dq)
     if need_k or need_v:
-        dk, dv = (like_strided(t, t.shape) for t in (x.key, x.value))
         if hopper is None:
+            dk, dv = (like_strided(t, t.shape) for t in (x.key, x.value))
             launch_dkdv(p, x, rows, dk, dv)
         else:
-            hopper.launch_dkdv(p, x, outputs.do, hopper.rows_of(p, *outputs), (dk, dv), None, (0, p.Bkv * p.Hkv))
+            dk, dv = hopper.launch_dkdv(p, x, outputs)
     return [dq, dk, dv, *captured]

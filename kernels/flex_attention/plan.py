@@ -8,10 +8,9 @@ launches its kernels (``forward``, ``gradients``; forward kernels for any GPU le
 from functools import cached_property
 
 from kernels.common.operator import planned
-from kernels.flex_attention import decoding, narrow, plain, plain_backward, stored_ds
+from kernels.flex_attention import decoding, narrow, plain, plain_backward
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import cost, fused, split
 from kernels.flex_attention.hopper.forward import SMALL, TALL, USUAL
 from kernels.flex_attention.mods.extent import extent_of
 from kernels.flex_attention.problem import Problem
@@ -25,9 +24,8 @@ FORWARD = {
     "plain": plain,  # any call on any GPU
 }
 BACKWARD = {
-    "hopper": split,  # dq added up in memory beside dk and dv, or work cut into more items, where these are faster
-    "stored_ds": stored_ds,  # ds fits a workspace: dq is one product with it
-    "recomputed": plain_backward,  # ds is computed twice
+    "hopper": hopper_backward,  # 16 bits on a Hopper GPU: ds is computed once
+    "recomputed": plain_backward,  # any call on any GPU: ds is computed twice
 }
 HOPPER = {name: FORWARD[name] for name in ("hopper_tall", "hopper_small", "hopper")}
 
@@ -51,12 +49,11 @@ class Plan:
         self.backend = FORWARD[self.forward]
         #: The ``Launch`` of a forward kernel for any GPU, ``None`` of another.
         self.launch = self.backend.prepared(problem) if self.backend in (plain, narrow) else None
-        self.not_hopper_keys = hopper_backward.reason_not(problem, True)
+        self.not_hopper_keys = hopper_backward.unfit(problem, True)
 
     @cached_property
     def backward(self):
-        """Names of the backends of all three gradients: ``(where TMA cannot read the gradient of o, where it can)``. Asked
-        late: whether to cut a new shape's work takes up to a fifth of a second."""
+        """Names of the backends of all three gradients: ``(where TMA cannot read the gradient of o, where it can)``."""
         return tuple(choose(BACKWARD, self.problem, tma)[0] for tma in (False, True))
 
     def __str__(self):
@@ -78,30 +75,24 @@ class Plan:
 
     def _of_backward(self, p):
         learned = p.score is not None and any(p.score.needs_grad)
-        name, cut, heads = "recomputed" if learned else self.backward[True], p.cached(cost.cut), p.cached(stored_ds.heads)
-        if name == "hopper" and cut is not None:
-            yield f"backward: {cut}, because {cost.because(p)}"
-            yield "dk, dv: sums in float32 for each item, added up in a fixed order"
-        elif name == "hopper":
-            rows, keys = fused.options(p)["BLOCK_M"], fused.BLOCK_N
-            yield f"backward: one kernel, warp-specialised for Hopper, tiles of {rows} x {keys}"
-            yield "dq: added up in memory in an order that counters fix, five matrix products in all"
-        else:
-            if self.not_hopper_keys is None:
-                yield _on_hopper("backward_dkdv", hopper_backward.tiles(p))
+        name, why = choose(BACKWARD, p, True)
+        if name == "hopper" and not learned:
+            tiles, cut = hopper_backward.tiles(p), p.cached(hopper_backward.cut)
+            yield f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}; {cut}"
+            if cut.added:
+                yield "dq: added up in memory in an order that counters fix, five matrix products in all"
             else:
-                yield f"backward_dkdv: the kernel for any GPU, because {self.not_hopper_keys}"
-                yield _options("backward_dkdv", p.launch_options("backward_dkdv"))
-            kernel = "backward_dq_from_ds" if heads else "backward_dq"
-            yield _options(kernel, p.launch_options(kernel))
-            if heads:
-                yield f"dq: ds of {heads} key heads at a time fits the workspace, five matrix products in all"
-            else:
-                yield "dq: ds does not fit the workspace and is computed again, seven matrix products in all"
-            why_not = "captured tensors get gradients" if learned else fused.reason_not(p)
-            yield f"dq: not added up in memory beside dk and dv, because {why_not}"
+                yield "dq: one product with ds, which is kept in a workspace, five matrix products in all"
+                yield _options("backward_dq_from_ds", p.launch_options("backward_dq_from_ds"))
+            return
         if self.not_hopper_keys is None:
-            yield f"backward, predicted for an H200: {cost.predictions(p)}"
+            yield _on_hopper("backward_dkdv", hopper_backward.tiles(p))
+        else:
+            yield f"backward_dkdv: the kernel for any GPU, because {self.not_hopper_keys}"
+            yield _options("backward_dkdv", p.launch_options("backward_dkdv"))
+        yield _options("backward_dq", p.launch_options("backward_dq"))
+        why = "captured tensors get gradients" if learned else why["hopper"]
+        yield f"dq: ds is computed again, seven matrix products in all, because {why}"
 
     def _of_scores(self, p):
         for name in HOPPER if self.forward in HOPPER else ():

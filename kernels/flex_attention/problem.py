@@ -16,7 +16,7 @@ from kernels.flex_attention.options import OPTIONS
 
 KERNELS = (
     "forward", "forward_narrow", "forward_hopper", "forward_hopper_tall", "forward_hopper_small", "decoding",
-    "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds", "backward_hopper",
+    "backward_dq", "backward_dkdv", "backward_dq_from_ds", "backward_hopper",
 )  # fmt: skip
 #: What each kernel for any GPU reads by TMA where its table says so and the tensors' strides fit.
 READ_BY_TMA = {
@@ -121,11 +121,6 @@ class Problem:
     def masked_by_data(self):
         """Whether the mask asks a tensor."""
         return self.mask is not None and not all(self.mask.inputs)
-
-    @property
-    def documents(self):
-        """Whether the mask compares numbers of documents: most queries see few blocks then."""
-        return self.mask is not None and self.mask.extent.documents
 
     def mods(self):
         """What kernels of the backward pass are compiled with."""

@@ -16,11 +16,10 @@ from kernels.flex_attention import (
     operator,
     or_masks,
     plain_backward,
-    stored_ds,
 )
 from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import dq as hopper_dq
 from kernels.flex_attention.hopper import forward as hopper_forward
-from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper import rows as hopper_rows
 from kernels.flex_attention.reference import flex_attention_reference
 from tests import tensors
@@ -277,5 +276,5 @@ def outputs(p):
 
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this operator is launched."""
-    for module in (operator, decoding, plain_backward, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
+    for module in (operator, decoding, plain_backward, hopper_forward, hopper_backward, hopper_dq, hopper_rows):
         monkeypatch.setattr(module, "launch", make(module.launch))

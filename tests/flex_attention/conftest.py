@@ -4,8 +4,8 @@ import pytest
 
 from kernels.common import configs
 from kernels.common.operator import clear_caches
-from kernels.flex_attention import plain, problem, stored_ds
-from kernels.flex_attention.hopper import cost, fit, scheduler
+from kernels.flex_attention import plain, problem
+from kernels.flex_attention.hopper import dq, fit, scheduler
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,8 +17,8 @@ def generated_modules_stay_here(tmp_path_factory):
 
 @pytest.fixture
 def hopper_table(monkeypatch):
-    """The Hopper kernels fit every call of heads that they have tiles for, in the tiles that any GPU takes and 3 programs,
-    and nothing is cut into more items; yields {kernel: other options}."""
+    """The Hopper kernels fit every call of heads that they have tiles for, in the tiles that any GPU takes and 3 programs;
+    yields {kernel: other options}."""
     changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
 
     def options(kernel, key, device):
@@ -33,7 +33,6 @@ def hopper_table(monkeypatch):
     monkeypatch.setattr(problem, "table_options", options)
     monkeypatch.setattr(fit, "unfit", unfit)
     monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 3)
-    monkeypatch.setattr(cost, "cut", lambda p: None)
     return changes
 
 
@@ -47,7 +46,7 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    for module in (scheduler, plain, stored_ds):
+    for module in (scheduler, plain, dq):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 

@@ -11,7 +11,7 @@ from kernels import runtime
 from kernels.common import configs
 from kernels.common import gluon as common_gluon
 from kernels.flex_attention import create_block_mask, flex_attention, plan, problem
-from kernels.flex_attention.hopper import fit, fused, scheduler
+from kernels.flex_attention.hopper import fit, scheduler
 from kernels.flex_attention.mods import bind
 from kernels.flex_attention.plan import HOPPER
 from kernels.lab import compile_report

@@ -1,31 +1,66 @@
-"""Gradients of keys and values on Hopper GPUs, warp-specialised: which calls ``backward_kernel`` takes, and its launches.
+"""The backward pass on Hopper GPUs: which calls it takes, how their work is dealt, and its launches.
 
-Heads wider than 128 go through ``wide_kernel``, in the same order of items. A ``Split`` cuts the work of a
-tile of keys into several items, and that of a head into several launches.
+Programs take items: a tile of keys of one key head, with a share of the heads of queries that read it. A launch makes ds of
+as many heads and queries as its workspace holds; where there are several, or several items a tile of keys, dk and dv are sums
+of parts. Sums in float32 depend on their order, and each is fixed: an item has a place of its own in memory, a launch adds to
+what the launch before it left there, and ``sums_kernel`` adds the places from the first to the last.
 """
 
-from collections import namedtuple
+import math
+from typing import NamedTuple
 
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.operator import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import backward_kernel, fit, scheduler, wide_kernel
-from kernels.flex_attention.hopper.rows import rows_of  # noqa: F401  what ``launch_dkdv`` takes
-from kernels.flex_attention.hopper.scheduler import Items, MaskLists, Sizes, Tables
+from kernels.flex_attention.hopper import backward_kernel, dq, fit, scheduler, wide_kernel
+from kernels.flex_attention.hopper.rows import rows_of
+from kernels.flex_attention.hopper.scheduler import Sizes, Tables
 from kernels.flex_attention.hopper.tiles import Descs, Tiling
+from kernels.flex_attention.hopper.visits import Part, visits_of
+from kernels.flex_attention.plain import Strides
+from kernels.flex_attention.plain_backward import new_gradients
 from kernels.flex_attention.problem import cdiv, columns, has_edge
 
-#: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored.
-KEPT, KEPT_TO = 2, 2048
+if common_gluon.gluon is not None:
+    from triton.experimental.gluon import language as gl
+
+ADDED_TO = 64  # columns of a head up to which the registers hold a tile's dq, too
+ADDED_FROM = 1024  # queries from which on it is the faster way
+ROUNDS = 4  # items that a program should have, so that none is idle for long while another ends
+BUNDLE = 16  # units at work together, without a mask, where dq is added up: their tiles are found in the cache
+SHORT = 2048  # keys up to which items are so short that shared memory is better spent on the next item's
+LEAST_BAND = 2048  # queries of a launch, if more heads can make room for them
+MULTIPLE = 128  # kept matrices are whole tiles, of any size up to this
 
 
-def reason_not(p, tma):
-    """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
-    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", 256, tma and p.tma("query", "key", "value"))
+# Which calls.
+
+
+def unfit(p, tma):
+    """Why the kernels cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
+    why = fit.unfit(p, "backward_hopper", "bwd_", 256, tma and p.tma("query", "key", "value"))
     BLOCK_M, BLOCK_N = tiles(p)
     if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
     return why
+
+
+def reason_not(p, tma):
+    """Why they do not make all three gradients, as text, or ``None``."""
+    why = unfit(p, tma)
+    if why is None and p.cached(cut) is None:
+        return f"a workspace of {p.workspace} bytes holds neither ds of {MULTIPLE} queries nor the sums of a head's dq"
+    return why
+
+
+def options(p):
+    """BLOCK_M and STAGES of the table."""
+    return problem.table_options("backward_hopper", p.key, p.device)
 
 
 def wide(p):
@@ -38,74 +73,252 @@ def tiles(p):
     return options(p)["BLOCK_M"], fit.ROWS if wide(p) else fit.GROUPS * fit.ROWS
 
 
-def options(p):
-    """BLOCK_M and STAGES of the table."""
-    return problem.table_options("backward_dkdv_hopper", p.key, p.device)
+# How the work is dealt.
 
 
-#: A ``Split``, the ``transposed`` lists of its band, and how long its items are, in tiles of queries.
-Part = namedtuple("Part", "split lists lengths")
+class Cut(NamedTuple):
+    """What a launch has: of so many pairs of batch row and key head so many heads of queries each, and of these so many
+    queries; shared out among ``splits`` items a tile of keys. added: whether dq is added up, else ds is kept."""
+
+    added: bool
+    pairs: int
+    heads: int
+    queries: int
+    splits: int
+
+    def __str__(self):
+        items = "1 item" if self.splits == 1 else f"{self.splits} items"
+        heads = self.pairs * self.heads
+        return f"{heads} head{'s' * (heads > 1)} x {self.queries} queries a launch, {items} a tile of keys"
 
 
-def _prepare(p, units, strides_of_do, STORE, lengths):
-    """``(programs, sizes, items, compile-time arguments, descriptors' makers)``; lengths: of the items of a unit."""
+def cut(p):
+    """The ``Cut`` of a call, ``None`` if the workspace holds nothing.
+
+    dq is added up where the registers allow it and the queries are many: the tiles of queries of all heads must outnumber the
+    programs, or these wait for one another. Else ds is kept: of whole heads, enough for ROUNDS items a program, or, where
+    these do not fit, of a band of their queries; of all heads, if they can, under a mask that asks a tensor, such as
+    documents' numbers: a head may have few blocks then.
+    """
+    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
+    programs = scheduler.multiprocessors(p.device)
+    many = p.M >= ADDED_FROM and cdiv(p.M, tiles(p)[0]) * pairs * each >= 2 * programs
+    held = p.workspace // max(bytes_of_sums(p), 1)
+    if max(p.D, p.Dv) <= ADDED_TO and many and held:
+        held = min(held, pairs)
+        return Cut(True, held, each, p.M, splits(p, held, each))
+
+    rows, queries = kept_size(p, p.M)
+    held = p.workspace // max(rows * queries * p.dtype.itemsize, 1)
+    wanted = 1 << (cdiv(ROUNDS * programs, max(tiles_of_keys(p), 1)) - 1).bit_length()
+    wanted = pairs * each if p.masked_by_data else min(wanted, pairs * each)
+    if held >= wanted:
+        heads = each if held >= each else cdiv(each, cdiv(each, held))
+        held = min(pairs, held // each) if held >= each else 1
+        return Cut(False, held, heads, p.M, splits(p, held, heads))
+    multiple = math.lcm(MULTIPLE, p.SPARSE_M or 1)
+    while True:
+        heads, some = min(each, wanted), max(1, wanted // each)
+        band = p.workspace // (rows * heads * some * p.dtype.itemsize) // multiple * multiple
+        if band >= min(LEAST_BAND, queries) or wanted == 1:
+            break
+        wanted //= 2
+    if not band:
+        return None
+    band = min(p.M, cdiv(cdiv(p.M, cdiv(p.M, band)), multiple) * multiple)  # bands of one length
+    return Cut(False, some, heads, band, splits(p, some, heads))
+
+
+def splits(p, pairs, heads):
+    """Among how many items the heads of a pair are shared out: ROUNDS a program, or, of blocks that only a tensor knows, as
+    many as there are; if their sums fit a quarter of the workspace."""
+    items, most = pairs * tiles_of_keys(p), ROUNDS * scheduler.multiprocessors(p.device)
+    n = 1
+    while n < heads and 4 * 2 * n * pairs * bytes_of_parts(p) <= p.workspace and (2 * n * items <= most or p.masked_by_data):
+        n *= 2
+    return min(n, heads)
+
+
+def tiles_of_keys(p):
+    """Of one key head."""
+    return cdiv(p.N, tiles(p)[1])
+
+
+def kept_size(p, queries):
+    """Rows and columns of one head's ds in the workspace."""
+    return tuple(cdiv(length, MULTIPLE) * MULTIPLE for length in (p.N, queries))
+
+
+def blocks_of_sums(p):
+    """Of a head's queries, in dq's sums."""
+    multiple = max(p.SPARSE_M, MULTIPLE)
+    return cdiv(p.M, multiple) * multiple // (tiles(p)[0] // fit.GROUPS)
+
+
+def bytes_of_sums(p):
+    """Of dq's for one pair of batch row and key head."""
+    return p.shared * p.G * blocks_of_sums(p) * (tiles(p)[0] // fit.GROUPS) * ADDED_TO * 4
+
+
+def bytes_of_parts(p):
+    """Of one unit's dk and dv."""
+    return p.N * (p.D + p.Dv) * 4
+
+
+# Launches.
+
+
+def _prepare(p, units, strides_of_do, DS, PARTS):
+    """``(programs, sizes, Hkv ... blocks, compile-time arguments, descriptors' makers)``."""
     BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
-    count = units * tiles_n
-    programs = min(count, scheduler.multiprocessors(p.device))
-    if lengths is None:
-        order = scheduler.tile_order(units, tiles_n, 1, programs)
-    else:
-        order = scheduler.tile_order_of(lengths, units, programs)
-    T = tiling(p, STORE, lengths is not None, order)
-    sizes, items = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit), Items(p.Hkv, tiles_n, count)
-    rows, ds = fit.described_rows(BLOCK_M), Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
-    descs = Descs(*map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, rows, ds)
-    return (programs,), sizes, items, dict(**p.mods(), T=T, num_warps=4, maxnreg=168), descs
-
-
-def launch_dkdv(p, x, do, rows, out, ds, pairs, part=None):
-    """Launch the kernel for ``pairs``, ``(first, count)`` of batch row and key head, into ``out``, dk and dv; ds: their
-    workspace, or ``None``. part: of a ``Split``, whose units leave sums in ``out``."""
-    first, count = pairs
-    split, lists, lengths = (None, x.transposed, None) if part is None else part
-    units = count if split is None else count * split.head_splits * split.query_splits
-    prepared = p.cached(_prepare, units, do.stride(), ds is not None, lengths)
-    programs, sizes, items, constants, described = prepared
-    kernel = wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_dkdv_hopper_kernel
-    descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, ds, None))
-    masks, tables = MaskLists(*lists), Tables(x.score_tables, x.mask_tables)
-    numbers = sizes, items._replace(first=first), split and split.given()
-    launch(kernel, programs, descs, *out, *fit.strides_of(out, split), masks, tables, *numbers, **constants)
-
-
-def tiling(p, STORE, split, order):
-    """The kernel's ``Tiling``, of items in this order; split: whether they are a split's."""
-    BLOCK_M, BLOCK_N = tiles(p)
-    return Tiling(
+    programs = min(units * tiles_n, scheduler.multiprocessors(p.device))
+    order = scheduler.tile_order(units, tiles_n, 1, programs)
+    bundle, blocks, serpentine = units if order["TILES_FIRST"] else 1, 0, order["SERPENTINE"]
+    if DS == "added":  # so that items wait for one another the least
+        bundle, blocks, serpentine = units if p.sparse else min(BUNDLE, units), blocks_of_sums(p), p.sparse
+    short = max(p.D, p.Dv) <= 64 or p.N <= SHORT
+    KEPT = 2 if short and DS != "added" and not wide(p) else 1  # the next item's keys come while gradients are stored
+    T = Tiling(
         D=p.D,
         DV=p.Dv,
         **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         SPARSE_M=p.SPARSE_M or 1,
         EDGE_M=has_edge(p.M, p.SPARSE_M, BLOCK_M),
         BLOCK_M=BLOCK_M,
-        BLOCK_D=columns(p.D),
+        BLOCK_D=max(columns(p.D), ADDED_TO) if DS == "added" else columns(p.D),
         BLOCK_DV=columns(p.Dv),
         ROWS=fit.ROWS,
         GROUPS=1 if wide(p) else fit.GROUPS,
-        STAGES=options(p)["STAGES"],
-        KEPT=1 if wide(p) else kept(p, split),
-        STORE=STORE,
-        **order,
+        STAGES=options(p)["STAGES"] - (KEPT > 1 and max(p.D, p.Dv) > 64),
+        KEPT=KEPT,
+        DS=DS,
+        PARTS=PARTS,
+        SERPENTINE=serpentine,
     )
+    sizes = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit)
+    rows, WIDTH = fit.described_rows(BLOCK_M), BLOCK_M // fit.GROUPS
+    layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
+    descs = Descs(
+        q=fit.described(BLOCK_M, T.BLOCK_D),
+        do=fit.described(BLOCK_M),
+        k=fit.described(T.ROWS, T.BLOCK_D),
+        v=fit.described(T.ROWS),
+        lse=rows,
+        delta=rows,
+        ds=Descriptors(lambda ds: fit.descriptor(ds, [1, T.ROWS, BLOCK_M])),
+        dq=Descriptors(lambda sums: common_gluon.describe(sums, [64, WIDTH], layout)),
+    )
+    return (programs,), sizes, (p.Hkv, tiles_n, units * tiles_n, bundle, blocks), dict(**p.mods(), T=T), descs
 
 
-def kept(p, split):
-    """Of how many items there are keys and values in shared memory; split: whether items are a split's.
+class Workspace(NamedTuple):
+    """What dq is made of: ds where it is kept; its sums and their counters where it is added up."""
 
-    With heads above 64 it is one where the loop keeps more than the registers hold, which needs the L1 cache that two would
-    take: in a split's kernel, and under a mask from KEPT_TO keys on. Without a mask the loop spills nothing; and documents'
-    items are short, so what is not yet there when they begin is waited for often.
-    """
-    long = p.N > KEPT_TO and p.sparse and not p.documents
-    return 1 if max(p.D, p.Dv) > 64 and (split or long) else KEPT
+    ds: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
+    counters: torch.Tensor | None = None
+
+
+def launch_gradients(p, x, do, rows, out, pairs, part, space):
+    """Launch the kernel for ``pairs``, ``(first, count)`` of batch row and key head, and a ``Part`` of their work; out: dk
+    and dv, or the sums of their parts."""
+    first, count = pairs
+    DS = "kept" if space.ds is not None else "added" if space.sums is not None else ""
+    PARTS = out[0].ndim == 3
+    units = count * part.splits
+    programs, sizes, (Hkv, tiles_n, items, bundle, blocks), constants, described = p.cached(
+        _prepare, units, do.stride(), DS, PARTS
+    )
+    kernel = (
+        wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_gradients_hopper_kernel
+    )
+    descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, space.ds, space.sums))
+    strides = [Strides(0, 0, 0, 0) if PARTS else Strides(*t.stride()) for t in out]
+    visited, tables = visits_of(p, x, part.band, part.stop), Tables(x.score_tables, x.mask_tables)
+    tensors = descs, space.counters, *out, *strides, visited, tables
+    numbers = Hkv, tiles_n, items, first, bundle, blocks, *part
+    launch(kernel, programs, *tensors, sizes, *numbers, **constants, num_warps=4, maxnreg=168)
+
+
+def launch_dkdv(p, x, outputs):
+    """dk and dv alone."""
+    dk_dv = new_gradients(x)[1:]
+    part = Part(0, p.shared * p.G, 1, 0, p.M, 1)
+    launch_gradients(p, x, outputs.do, rows_of(p, *outputs), dk_dv, (0, p.Bkv * p.Hkv), part, Workspace())
+    return dk_dv
+
+
+def gradients(p, x, outputs, hopper=None):
+    """dq, dk and dv."""
+    into, *dk_dv = grads = new_gradients(x)
+    one, pairs, each = p.cached(cut), p.Bkv * p.Hkv, p.shared * p.G
+    rows = rows_of(p, *outputs)
+    new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
+    parts = one.splits > 1 or one.heads < each or one.queries < p.M
+    units, blocks, WIDTH = one.pairs * one.splits, blocks_of_sums(p), tiles(p)[0] // fit.GROUPS
+    out = [new(units, p.N, d, dtype=torch.float32) for d in (p.D, p.Dv)] if parts else dk_dv
+    if one.added:
+        sums = new(one.pairs * each * blocks * ADDED_TO, WIDTH, dtype=torch.float32)
+        space = Workspace(None, sums, new(one.pairs * each, blocks // fit.GROUPS, dtype=torch.int32))
+    else:
+        space = Workspace(new(one.pairs * one.heads, *kept_size(p, one.queries), dtype=x.query.dtype))
+    for first in range(0, pairs, one.pairs):
+        some = first, min(one.pairs, pairs - first)
+        fresh = 1
+        for begin in range(0, each, one.heads):
+            for band in reversed(range(0, p.M, one.queries)):  # under a causal mask the last one visits all keys
+                part = Part(begin, min(one.heads, each - begin), one.splits, band, min(band + one.queries, p.M), fresh)
+                if one.added:
+                    space.counters.zero_()
+                launch_gradients(p, x, outputs.do, rows, out, some, part, space)
+                if one.added:
+                    numbers = p.scale, p.M, p.Hq, first * each, blocks
+                    tile = {"D": p.D, "BLOCK_D": ADDED_TO, "WIDTH": WIDTH, "BLOCK_M": tiles(p)[0]}
+                    programs, strides = (some[1] * each * blocks,), Strides(*into.stride())
+                    launch(dq.scaled_kernel, programs, space.sums, space.counters, into, strides, *numbers, **tile)
+                else:
+                    dq.multiply(p, x, space.ds, into, some, part)
+                fresh = 0
+        if parts:
+            add_up(p, out, one.splits, *dk_dv, some)
+    return grads
+
+
+@triton.jit(do_not_specialize=["N", "splits", "first"])  # N: a 1 would be no tensor, and has no .to
+def sums_kernel(
+    sums_ptr,
+    out_ptr,
+    strides,
+    scale,
+    N,
+    Hkv,
+    splits,
+    first,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """BLOCK_N keys of a pair: the sum of its parts [splits, N, D] from the first to the last, scaled and rounded."""
+    tiles = tl.cdiv(N, BLOCK_N)
+    pair = (tl.program_id(0) // tiles).to(tl.int64)
+    offs_n = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask = (offs_n < N)[:, None] & (offs_d < D)[None, :]
+    at = sums_ptr + pair * splits * N * D + offs_n.to(tl.int64)[:, None] * D + offs_d[None, :]
+    total = tl.load(at, mask=mask, other=0.0)
+    for _ in range(1, splits):
+        at += N.to(tl.int64) * D
+        total += tl.load(at, mask=mask, other=0.0)
+    b, h = (first + pair) // Hkv, (first + pair) % Hkv
+    at = out_ptr + b * strides.b + h * strides.h + offs_n.to(tl.int64)[:, None] * strides.n
+    tl.store(at + offs_d.to(tl.int64)[None, :] * strides.d, (total * scale).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def add_up(p, sums, splits, dk, dv, pairs):
+    """dk and dv of ``pairs`` from the sums of their units."""
+    first, count = pairs
+    for x, out, scale, D in ((sums[0], dk, p.scale, p.D), (sums[1], dv, 1.0, p.Dv)):
+        tile = {"D": D, "BLOCK_D": columns(D), "BLOCK_N": max(1, 2048 // columns(D))}
+        programs = (count * cdiv(p.N, tile["BLOCK_N"]),)
+        launch(sums_kernel, programs, x, out, Strides(*out.stride()), scale, p.N, p.Hkv, splits, first, **tile)

@@ -4,7 +4,6 @@ from kernels.common import gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
 from kernels.flex_attention import problem
-from kernels.flex_attention.plain import Strides
 from kernels.flex_attention.problem import columns
 
 if gluon.gluon is not None:
@@ -58,9 +57,4 @@ def described_rows(BLOCK_M):
 
 def descs(described, tensors):
     """A kernel's ``Descs`` of its tensors by what describes each, ``None`` for none."""
-    return described._make(how and how(t) for how, t in zip(described, tensors, strict=True))
-
-
-def strides_of(out, split):
-    """Of dk and dv; of a split's sums there are none."""
-    return [Strides(0, 0, 0, 0) if split is not None else Strides(*t.stride()) for t in out]
+    return described._make(None if t is None else how(t) for how, t in zip(described, tensors, strict=True))

@@ -2,7 +2,6 @@
 
 from collections import namedtuple
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,29 +15,6 @@ if common_gluon.gluon is not None:
 
 # Orders of the items, the ones that are kinder to the cache first: (TILES_FIRST, SERPENTINE).
 ORDERS = [(False, False), (False, True), (True, True)]
-
-
-class Split(NamedTuple):
-    """What of a key head's work a launch has, and into how many items it cuts a tile of keys; ``None`` is all of it, in one.
-
-    begin, heads: the launch has heads of queries begin ... begin + heads - 1 of those that read a key head, of all its batch
-    rows, and of them the queries band ... stop - 1. head_splits, query_splits: an item has one of ``head_splits`` shares of
-    these heads, all equal, and of each head's tiles of queries one of ``query_splits``. fresh: 1 if no launch before has
-    left sums of the same items.
-    """
-
-    begin: Any
-    heads: Any
-    head_splits: Any
-    query_splits: Any
-    band: Any
-    stop: Any
-    fresh: Any
-
-    def given(self):
-        """To a kernel, every number times 16: Triton would compile anew for 1, and for multiples of 16, of any of them;
-        ``do_not_specialize`` does not reach a tuple's members. ``split_of`` undoes it."""
-        return self._make(16 * number for number in self)
 
 
 @lru_cache
@@ -75,9 +51,10 @@ def shares_of(lengths, groups, programs, TILES_FIRST, SERPENTINE, together=1):
 # Queries, keys; heads of queries, and batch rows, that read one of keys; the scale, and ``Problem.unit``.
 Sizes = namedtuple("Sizes", "M N G batches scale unit")
 
-# A launch's work items: heads of keys, tiles of a head, all items, and where its pairs of batch row and key head begin.
+# A launch's work items: heads of keys, tiles of a head, all items.
 #
-# Of the kernel of all gradients alone: units in a bundle (``bundled``), and blocks of a head in dq's sums.
+# Of the backward pass alone: where its pairs of batch row and key head begin, units in a bundle (``bundled``), and blocks of
+# a head in dq's sums.
 Items = namedtuple("Items", "Hkv tiles count first bundle blocks", defaults=(0, 0, 0))
 
 # A block mask's partial and full blocks, each ``checks.Lists`` or ``None``.
@@ -86,33 +63,12 @@ MaskLists = namedtuple("MaskLists", "partial full")
 # What the score mod and the mask mod read.
 Tables = namedtuple("Tables", "score mask")
 
-# A tile of keys, the unit it is of (``bundled``), the unit's pair, and the pair's batch row and head of keys.
-Item = namedtuple("Item", "tile unit pair b h")
-
 # Of a row of a mask's lists: how many tiles to mask, then the end of all, and where the two lists begin, ``None``
 # without a mask.
 Row = namedtuple("Row", "some end at at_full")
 
-# A head of queries that an item reads: its batch row and number, its tiles (of a split, up to the split's end), the first
-# of them, the first that is not masked, and the first one's first query; then
-# where in the workspace its ds is.
-Head = namedtuple("Head", "b h row begin unmasked m0 slot")
-
 
 if common_gluon.gluon is not None:
-
-    @gluon.jit
-    def split_of(given):
-        """The ``Split`` of what ``Split.given`` gave."""
-        return Split(
-            given.begin // 16,
-            given.heads // 16,
-            given.head_splits // 16,
-            given.query_splits // 16,
-            given.band // 16,
-            given.stop // 16,
-            given.fresh // 16,
-        )
 
     @gluon.jit
     def position(turn, SERPENTINE: gl.constexpr):
@@ -148,90 +104,13 @@ if common_gluon.gluon is not None:
         return bh // items.Hkv, bh % items.Hkv, bh % items.Hkv * G + item % G, tile
 
     @gluon.jit
-    def keys_of_item(item, items, TILES_FIRST: gl.constexpr):
-        """``(tile of keys, unit)``; the first keys, seen by the most queries, come first.
-
-        TILES_FIRST: a tile of all units before the next tile, as in ``queries_of_item``.
-        """
-        if TILES_FIRST:
-            units = items.count // items.tiles
-            return item // units, item % units
-        else:
-            return item % items.tiles, item // items.tiles
-
-    @gluon.jit
     def bundled(item, items):
-        """The same, of ``items.bundle`` units at a time, of all one tile before the next. A unit is a pair of batch row and
-        key head, or, of a split one, a share of its heads of queries."""
+        """``(place of the tile of keys, unit)`` of a work item: of ``items.bundle`` units at a time all one tile before the
+        next."""
         bundle = item // (items.bundle * items.tiles)
         inside = item - bundle * items.bundle * items.tiles
         here = gl.minimum(items.bundle, items.count // items.tiles - bundle * items.bundle)
         return inside // here, bundle * items.bundle + inside % here
-
-    @gluon.jit
-    def pair_of(unit, split):
-        """The pair of batch row and key head that a unit, ``pair * splits + number of the split``, belongs to."""
-        if split is None:
-            return unit
-        else:
-            return unit // (split.head_splits * split.query_splits)
-
-    @gluon.jit
-    def item_of_program(turn, call, BUNDLED: gl.constexpr, T: gl.constexpr):
-        """This program's ``Item`` number ``turn``."""
-        items = call.items
-        number = item_of_turn(turn, T.SERPENTINE)
-        if BUNDLED:
-            tile, unit = bundled(number, items)
-        else:
-            tile, unit = keys_of_item(number, items, T.TILES_FIRST)
-        pair = pair_of(unit, call.split)
-        return Item(tile, unit, pair, (items.first + pair) // items.Hkv, (items.first + pair) % items.Hkv)
-
-    @gluon.jit
-    def heads_of_item(item, call):
-        """``(first head of queries, last + 1, which of their query splits)`` of an item, of those that read a key head."""
-        sizes, split = call.sizes, call.split
-        if split is None:
-            return 0, sizes.batches * sizes.G, 0
-        else:
-            number = item.unit % (split.head_splits * split.query_splits)
-            share = number // split.query_splits
-            begin = split.begin + split.heads * share // split.head_splits
-            return begin, split.begin + split.heads * (share + 1) // split.head_splits, number % split.query_splits
-
-    @gluon.jit
-    def share_of_row(row, number, split, BLOCK: gl.constexpr):
-        """``(first tile, first tile that is not masked, last tile + 1)`` of a query split; a mask's lists are already the
-        band's alone."""
-        if split is None:
-            return 0, row.some, row.end
-        else:
-            first = 0
-            end = row.end
-            if row.at is None:
-                first = split.band // BLOCK
-                end = gl.minimum(end, gl.cdiv(split.stop, BLOCK))
-            begin = first + (end - first) * number // split.query_splits
-            stop = first + (end - first) * (number + 1) // split.query_splits
-            return begin, gl.minimum(gl.maximum(row.some, begin), stop), stop
-
-    @gluon.jit
-    def slot_of(item, j, call):
-        """Where in the workspace ds of a pair's j-th head of queries is."""
-        sizes, split = call.sizes, call.split
-        if split is None:
-            return item.pair * sizes.batches * sizes.G + j
-        else:
-            return item.pair * split.heads + j - split.begin
-
-    @gluon.jit
-    def column_of(m0, split):
-        """And of its queries m0 ..."""
-        if split is None:
-            return m0
-        else:
-            return m0 - split.band
 
     @gluon.jit
     def row_of(b, h, r, lists, length, TILES: gl.constexpr, BLOCK: gl.constexpr):
@@ -270,24 +149,8 @@ if common_gluon.gluon is not None:
         return begin_of_tile(j, row, T.SPARSE_N, T.TILES_N, T.BLOCK_N)
 
     @gluon.jit
-    def first_query(i, row, T: gl.constexpr):
-        """Of tile i."""
-        return begin_of_tile(i, row, T.SPARSE_M, T.TILES_M, T.BLOCK_M)
-
-    @gluon.jit
     def tiles_unseen(row, last_query, extent, T: gl.constexpr):
         """How many tiles, of those to mask the last ones, no query up to ``last_query`` reaches; never all of a row."""
         last = gl.load(row.at + row.some // T.TILES_N - 1, mask=row.some > 0, other=0)
         unseen = T.TILES_N - tiles_within(last_query + extent[1] - last * T.SPARSE_N, T.BLOCK_N)
         return gl.minimum(gl.maximum(gl.where(row.some > 0, unseen, 0), 0), row.end - 1)
-
-    @gluon.jit
-    def head_of_item(j, item, number, call, T: gl.constexpr):
-        """The item's j-th ``Head``, of ``batches`` rows of G heads; number: of the query split."""
-        sizes = call.sizes
-        b = item.b * sizes.batches + j // sizes.G
-        h = item.h * sizes.G + j % sizes.G
-        row = row_of(b, h, item.tile // T.TILES_N, call.lists, sizes.M, T.TILES_M, T.BLOCK_M)
-        begin, unmasked, end = share_of_row(row, number, call.split, T.BLOCK_M)
-        row = Row(row.some, end, row.at, row.at_full)
-        return Head(b, h, row, begin, unmasked, first_query(begin, row, T), slot_of(item, j, call))

@@ -1,4 +1,4 @@
-"""What the backward kernels share: their arguments, the ring of tiles of queries, an item's keys, where gradients go."""
+"""What the backward kernels share: arguments, the ring of tiles of queries, an item's keys, where gradients go."""
 
 from collections import namedtuple
 
@@ -8,23 +8,21 @@ from kernels.flex_attention.plain import logits
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 
-# What a backward kernel is compiled for, ``T`` in it.
+# What a kernel is compiled for, ``T`` in it.
 #
 # D, DV: columns of a head. TILES_M, TILES_N: tiles in a block of the mask, SPARSE_M: its queries. EDGE_M: whether a tile
 # reaches past the last query. BLOCK_M: queries of a tile; BLOCK_D, BLOCK_DV: its columns; ROWS: keys of a group of warps,
-# of which there are GROUPS. STAGES: tiles of queries in shared memory, KEPT: items' keys. STORE: whether ds is stored.
-# WIDTH: queries of a block of dq's sums; OVERLAP: whether dq is a tile late. TILES_FIRST, SERPENTINE: the items' order.
+# of which there are GROUPS. STAGES: tiles of queries in shared memory, KEPT: items' keys. DS: what becomes of ds: "kept" in
+# a workspace, "added" up to dq, or "" for nothing. PARTS: whether dk and dv are sums of several items. SERPENTINE: see
+# ``scheduler.position``.
 Tiling = namedtuple(
-    "Tiling",
-    "D DV TILES_M TILES_N SPARSE_M EDGE_M BLOCK_M BLOCK_D BLOCK_DV "
-    "ROWS GROUPS STAGES KEPT STORE WIDTH OVERLAP TILES_FIRST SERPENTINE",
-    defaults=(1, False, 0, False, False, False),
+    "Tiling", "D DV TILES_M TILES_N SPARSE_M EDGE_M BLOCK_M BLOCK_D BLOCK_DV ROWS GROUPS STAGES KEPT DS PARTS SERPENTINE"
 )
 
 # Descriptors, from which TMA copies tiles, and to which: ds, or dq's sums.
-Descs = namedtuple("Descs", "q do k v lse delta ds dq", defaults=(None, None))
+Descs = namedtuple("Descs", "q do k v lse delta ds dq")
 
 # Tiles of queries with lse, of gradients with delta, and their barriers; do_free is ``None`` where a tile's queries and
 # gradients are released together, by q_free.
@@ -33,21 +31,16 @@ Ring = namedtuple("Ring", "q do lse delta q_ready do_ready q_free do_free")
 # Items' keys and values, and their barriers.
 Keys = namedtuple("Keys", "k v ready free")
 
-# Where dk and dv go.
+# Where dk and dv go: the tensors, or sums of parts.
 Gradients = namedtuple("Gradients", "dk dv dk_strides dv_strides")
 
 # The functions that are compiled in, ``None`` for none. Such a tuple is passed on, never assigned: a variable of Triton's
 # holds no function.
 Mods = namedtuple("Mods", "score score_gradient mask")
 
-# What the groups of warps of a kernel share; lists: ``MaskLists``, or ``Visits`` where one kernel makes all gradients.
-#
-# ds: on its way to the workspace; exchange: between the groups; staging: dq on its way out.
-Call = namedtuple(
-    "Call",
-    "ring keys descs out lists tables sizes items split ds exchange staging",
-    defaults=(None, None, None),
-)
+# What the groups of warps of a kernel share. ds: in shared memory, on its way to the workspace or to the other group.
+# staging: dq on its way out.
+Call = namedtuple("Call", "ring keys descs out visits tables sizes items part ds staging")
 
 
 if common_gluon.gluon is not None:
@@ -103,9 +96,9 @@ if common_gluon.gluon is not None:
         mbarrier.wait(keys.free.index(held), (turn // T.KEPT + 1) & 1)
         mbarrier.expect(ready, T.GROUPS * (descs.k.nbytes_per_cta + descs.v.nbytes_per_cta))
         for group in gl.static_range(T.GROUPS):
-            row = (item.tile * T.GROUPS + group) * T.ROWS
-            tma.async_load(descs.k, [item.b, item.h, row, 0], ready, keys.k.index(held * T.GROUPS + group))
-            tma.async_load(descs.v, [item.b, item.h, row, 0], ready, keys.v.index(held * T.GROUPS + group))
+            n0 = (item.tile * T.GROUPS + group) * T.ROWS
+            tma.async_load(descs.k, [item.b, item.h, n0, 0], ready, keys.k.index(held * T.GROUPS + group))
+            tma.async_load(descs.v, [item.b, item.h, n0, 0], ready, keys.v.index(held * T.GROUPS + group))
 
     @gluon.jit
     def load_queries(call, head, m0, count, T: gl.constexpr):
@@ -125,25 +118,54 @@ if common_gluon.gluon is not None:
         tma.async_load(descs.delta, [row, m0], ring.do_ready.index(stage), ring.delta.index(stage))
 
     @gluon.jit
-    def load_column(rows, stage, layout: gl.constexpr):
-        """lse or delta of a tile, [1, queries]."""
-        return gl.expand_dims(rows.index(stage).reshape([rows.shape[2]]).load(gl.SliceLayout(0, layout)), 0)
+    def queries_of(ring, count, T: gl.constexpr):
+        """The queries of tile ``count``."""
+        return ring.q.index(count % T.STAGES).reshape([T.BLOCK_M, T.BLOCK_D])
+
+    @gluon.jit
+    def gradients_of(ring, count, T: gl.constexpr):
+        """And the gradients of their outputs."""
+        return ring.do.index(count % T.STAGES).reshape([T.BLOCK_M, T.BLOCK_DV])
+
+    @gluon.jit
+    def load_column(rows, count, T: gl.constexpr):
+        """lse or delta of tile ``count``, [1, queries]."""
+        column = rows.index(count % T.STAGES).reshape([T.BLOCK_M])
+        return gl.expand_dims(column.load(gl.SliceLayout(0, product_layout(T.BLOCK_M))), 0)
+
+    @gluon.jit
+    def ask_scores(k, v, ring, count, T: gl.constexpr):
+        """S = k q^T and dP = v do^T of tile ``count``: two products in flight."""
+        phase = count // T.STAGES & 1
+        zeros = gl.zeros([T.ROWS, T.BLOCK_M], gl.float32, product_layout(T.BLOCK_M))
+        mbarrier.wait(ring.q_ready.index(count % T.STAGES), phase)
+        s = warpgroup_mma(k, queries_of(ring, count, T).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        mbarrier.wait(ring.do_ready.index(count % T.STAGES), phase)
+        dp = warpgroup_mma(v, gradients_of(ring, count, T).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        return s, dp
 
     # Registers.
 
     @gluon.jit
-    def transposed_logits(s, m0, head, n, call, mods, MASKED: gl.constexpr, T: gl.constexpr):
-        """``logits`` of scores [keys, queries m0 ...], and the queries: for one behind the end, the last. MASKED: by the mask
-        mod."""
-        m = gl.expand_dims(m0 + gl.arange(0, s.shape[1], gl.SliceLayout(0, product_layout(s.shape[1]))), 0)
+    def keys_of_group(n0, N, T: gl.constexpr):
+        """The numbers of a group's keys, [keys, 1]: for one behind the end, the last."""
+        offs_n = n0 + gl.arange(0, T.ROWS, gl.SliceLayout(1, product_layout(T.BLOCK_M)))
+        return gl.minimum(gl.expand_dims(offs_n, 1), N - 1)
+
+    @gluon.jit
+    def probabilities(s, m0, partial, head, n, lse, call, mods, T: gl.constexpr):
+        """``(p, logits, queries)`` of scores [keys, queries m0 ...]; partial: whether the mask mod is asked."""
+        m = gl.expand_dims(m0 + gl.arange(0, T.BLOCK_M, gl.SliceLayout(0, product_layout(T.BLOCK_M))), 0)
         inside = None
-        MASK_MOD: gl.constexpr = mods.mask if MASKED else None
         sizes, tables = call.sizes, call.tables
         if T.EDGE_M:
             inside = m < sizes.M
             m = gl.minimum(m, sizes.M - 1)
-        x = logits(s, sizes.scale, head.b, head.h, m, n, inside, tables.score, tables.mask, mods.score, MASK_MOD)
-        return x, m
+        x = logits(s, sizes.scale, head.b, head.h, m, n, inside, tables.score, tables.mask, mods.score, None)
+        if mods.mask is not None:
+            if partial:
+                x = gl.where(mods.mask(head.b, head.h, m, n, tables.mask), x, float("-inf"))
+        return gl.exp2(x * sizes.unit - lse), x, m
 
     @gluon.jit
     def chained(s, x, factor, head, m, n, call, mods):
@@ -179,15 +201,15 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def store_gradients(dk, dv, item, n0, visited, call, T: gl.constexpr):
-        """dk and dv of keys n0 ..., after so many tiles of queries; of a split, to its sums. One may be ``None``."""
-        out, sizes, split = call.out, call.sizes, call.split
-        if split is None:
+        """dk and dv of keys n0 ..., after so many tiles of queries. One may be ``None``."""
+        out, sizes, fresh = call.out, call.sizes, call.part.fresh
+        if not T.PARTS:
             if dk is not None:
                 store_rows(dk * sizes.scale, out.dk, out.dk_strides, item.b, item.h, n0, sizes.N, T.D)
             if dv is not None:
                 store_rows(dv, out.dv, out.dv_strides, item.b, item.h, n0, sizes.N, T.DV)
-        elif visited + split.fresh > 0:
+        elif visited + fresh > 0:
             if dk is not None:
-                add_rows(dk, out.dk, item.unit, n0, sizes.N, split.fresh, T.D)
+                add_rows(dk, out.dk, item.unit, n0, sizes.N, fresh, T.D)
             if dv is not None:
-                add_rows(dv, out.dv, item.unit, n0, sizes.N, split.fresh, T.DV)
+                add_rows(dv, out.dv, item.unit, n0, sizes.N, fresh, T.DV)

@@ -7,7 +7,7 @@ the same 64 keys: one all that stands before dv, the other all that stands befor
     first group                          second group
     S = k q^T                            dP = v do^T
     p = 2^(f(S) - lse)
-    t = f'(S) p, in shared memory   ->   ds = t (dP - delta), to the workspace that ``stored_ds`` reads
+    t = f'(S) p, in shared memory   ->   ds = t (dP - delta), to the workspace
     dv <- dv + p do                      dk <- dk + ds q
 
 A derivative is a factor of what it is multiplied by, and so t needs nothing of dP. The first group is up to a tile ahead:
@@ -29,27 +29,23 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.scheduler import (
-        column_of,
-        first_query,
-        head_of_item,
-        heads_of_item,
-        item_of_program,
-        items_of_program,
-        split_of,
-    )
+    from kernels.flex_attention.hopper.scheduler import Items, items_of_program
     from kernels.flex_attention.hopper.tiles import (
         Call,
         Gradients,
         Mods,
         allocate_ring,
         chained,
+        gradients_of,
+        keys_of_group,
         load_column,
         load_queries,
+        probabilities,
         product_layout,
+        queries_of,
         store_gradients,
-        transposed_logits,
     )
+    from kernels.flex_attention.hopper.visits import Part, head_of_item, heads_of_item, item_of_program, visit
 
     # An item's keys and values, each with its barriers: another group reads them.
     WideKeys = namedtuple("WideKeys", "k v k_ready k_free v_ready v_free")
@@ -63,85 +59,65 @@ if common_gluon.gluon is not None:
         keys, descs = call.keys, call.descs
         count = 0
         for turn in range(0, items_of_program(call.items.count, T.SERPENTINE)):
-            item = item_of_program(turn, call, False, T)
+            item = item_of_program(turn, call, T)
             mbarrier.wait(keys.k_free, (turn + 1) & 1)
             mbarrier.expect(keys.k_ready, descs.k.nbytes_per_cta)
             tma.async_load(descs.k, [item.b, item.h, item.tile * T.ROWS, 0], keys.k_ready, keys.k)
             mbarrier.wait(keys.v_free, (turn + 1) & 1)
             mbarrier.expect(keys.v_ready, descs.v.nbytes_per_cta)
             tma.async_load(descs.v, [item.b, item.h, item.tile * T.ROWS, 0], keys.v_ready, keys.v)
-            begin, stop, number = heads_of_item(item, call)
+            begin, stop = heads_of_item(item, call.part)
             for j in range(begin, stop):
-                head = head_of_item(j, item, number, call, T)
-                m0 = head.m0
-                for i in range(head.begin, head.row.end):
-                    following = first_query(i + 1, head.row, T)
+                head = head_of_item(j, item, call, T)
+                m0, partial = visit(0, head, call, T)
+                for i in range(0, head.end):
+                    following, partial = visit(i + 1, head, call, T)
                     load_queries(call, head, m0, count, T)
                     m0 = following
                     count += 1
 
     @gluon.jit
-    def dv_tiles(head, m0, n, dv, count, k, call, mods, MASKED: gl.constexpr, T: gl.constexpr):
-        """A head's tiles of queries that are MASKED, or the others, in the first group. On entry and at the end no product is
-        in flight."""
-        begin, end = head.unmasked, head.row.end
-        if MASKED:
-            begin, end = head.begin, head.unmasked
-        elif mods.mask is None:
-            begin = head.begin  # a partial block is as good as a full one
-        ring, exchange = call.ring, call.exchange
+    def make_dv(call, mods, T: gl.constexpr):
+        """The first group: dv of 64 keys of every item, over the queries of all heads (and batch rows) that share them.
+        Between tiles no product is in flight."""
         layout_s: gl.constexpr = product_layout(T.BLOCK_M)
         layout_a: gl.constexpr = gl.DotOperandLayout(0, product_layout(T.BLOCK_DV), 2)
-        for i in range(begin, end):
-            following = first_query(i + 1, head.row, T)
-            stage = count % T.STAGES
-            phase = count // T.STAGES & 1
-            mbarrier.wait(ring.q_ready.index(stage), phase)
-            s = gl.zeros([T.ROWS, T.BLOCK_M], gl.float32, layout_s)
-            q = ring.q.index(stage).reshape([T.BLOCK_M, T.BLOCK_D])
-            s = warpgroup_mma(k, q.permute((1, 0)), s, use_acc=False, is_async=True)
-            lse = load_column(ring.lse, stage, layout_s)
-            s = warpgroup_mma_wait(0, deps=(s,))
-            mbarrier.arrive(ring.q_free.index(stage))
-
-            x, m = transposed_logits(s, m0, head, n, call, mods, MASKED, T)
-            p = gl.exp2(x * call.sizes.unit - lse)
-            mbarrier.wait(ring.do_ready.index(stage), phase)
-            do = ring.do.index(stage).reshape([T.BLOCK_M, T.BLOCK_DV])
-            dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_a), do, dv, is_async=True)
-            t = chained(s, x, p, head, m, n, call, mods)
-            mbarrier.wait(exchange.free, (count + 1) & 1)
-            exchange.t.store(t)
-            mbarrier.arrive(exchange.ready)
-            dv = warpgroup_mma_wait(0, deps=(dv,))
-            mbarrier.arrive(ring.do_free.index(stage))
-            m0 = following
-            count += 1
-        return m0, dv, count
-
-    @gluon.jit
-    def make_dv(call, mods, T: gl.constexpr):
-        """The first group: dv of 64 keys of every item, over the queries of all heads (and batch rows) that share them."""
-        layout_s: gl.constexpr = product_layout(T.BLOCK_M)
-        keys = call.keys
+        ring, keys, exchange = call.ring, call.keys, call.staging
         k = keys.k.reshape([T.ROWS, T.BLOCK_D])
         count = 0
         for turn in range(0, items_of_program(call.items.count, T.SERPENTINE)):
-            item = item_of_program(turn, call, False, T)
-            n0 = item.tile * T.ROWS
-            n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, T.ROWS, gl.SliceLayout(1, layout_s)), 1), call.sizes.N - 1)
+            item = item_of_program(turn, call, T)
+            n = keys_of_group(item.tile * T.ROWS, call.sizes.N, T)
             dv = gl.zeros([T.ROWS, T.BLOCK_DV], gl.float32, product_layout(T.BLOCK_DV))
             mbarrier.wait(keys.k_ready, turn & 1)
             before = count
-            begin, stop, number = heads_of_item(item, call)
+            begin, stop = heads_of_item(item, call.part)
             for j in range(begin, stop):
-                head = head_of_item(j, item, number, call, T)
-                m0 = head.m0
-                if mods.mask is not None:
-                    m0, dv, count = dv_tiles(head, m0, n, dv, count, k, call, mods, True, T)
-                m0, dv, count = dv_tiles(head, m0, n, dv, count, k, call, mods, False, T)
+                head = head_of_item(j, item, call, T)
+                for i in range(0, head.end):
+                    m0, partial = visit(i, head, call, T)
+                    stage = count % T.STAGES
+                    phase = count // T.STAGES & 1
+                    mbarrier.wait(ring.q_ready.index(stage), phase)
+                    s = gl.zeros([T.ROWS, T.BLOCK_M], gl.float32, layout_s)
+                    s = warpgroup_mma(k, queries_of(ring, count, T).permute((1, 0)), s, use_acc=False, is_async=True)
+                    lse = load_column(ring.lse, count, T)
+                    s = warpgroup_mma_wait(0, deps=(s,))
+                    mbarrier.arrive(ring.q_free.index(stage))
+
+                    p, x, m = probabilities(s, m0, partial, head, n, lse, call, mods, T)
+                    mbarrier.wait(ring.do_ready.index(stage), phase)
+                    do = gradients_of(ring, count, T)
+                    dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_a), do, dv, is_async=True)
+                    t = chained(s, x, p, head, m, n, call, mods)
+                    mbarrier.wait(exchange.free, (count + 1) & 1)
+                    exchange.t.store(t)
+                    mbarrier.arrive(exchange.ready)
+                    dv = warpgroup_mma_wait(0, deps=(dv,))
+                    mbarrier.arrive(ring.do_free.index(stage))
+                    count += 1
             mbarrier.arrive(keys.k_free)
-            store_gradients(None, dv, item, n0, count - before, call, T)
+            store_gradients(None, dv, item, item.tile * T.ROWS, count - before, call, T)
 
     @gluon.jit
     def make_dk(call, T: gl.constexpr):
@@ -149,72 +125,83 @@ if common_gluon.gluon is not None:
         layout_s: gl.constexpr = product_layout(T.BLOCK_M)
         layout_k: gl.constexpr = product_layout(T.BLOCK_D)
         layout_a: gl.constexpr = gl.DotOperandLayout(0, layout_k, 2)
-        ring, keys, exchange = call.ring, call.keys, call.exchange
+        ring, keys, exchange = call.ring, call.keys, call.staging
         v = keys.v.reshape([T.ROWS, T.BLOCK_DV])
         count = 0
         for turn in range(0, items_of_program(call.items.count, T.SERPENTINE)):
-            item = item_of_program(turn, call, False, T)
+            item = item_of_program(turn, call, T)
             n0 = item.tile * T.ROWS
             dk = gl.zeros([T.ROWS, T.BLOCK_D], gl.float32, layout_k)
             mbarrier.wait(keys.v_ready, turn & 1)
             before = count
-            begin, stop, number = heads_of_item(item, call)
+            begin, stop = heads_of_item(item, call.part)
             for j in range(begin, stop):
-                head = head_of_item(j, item, number, call, T)
-                m0 = head.m0
-                for i in range(head.begin, head.row.end):
-                    following = first_query(i + 1, head.row, T)
+                head = head_of_item(j, item, call, T)
+                for i in range(0, head.end):
+                    m0, partial = visit(i, head, call, T)
                     stage = count % T.STAGES
                     phase = count // T.STAGES & 1
                     mbarrier.wait(ring.do_ready.index(stage), phase)
                     dp = gl.zeros([T.ROWS, T.BLOCK_M], gl.float32, layout_s)
-                    do = ring.do.index(stage).reshape([T.BLOCK_M, T.BLOCK_DV])
-                    dp = warpgroup_mma(v, do.permute((1, 0)), dp, use_acc=False, is_async=True)
-                    delta = load_column(ring.delta, stage, layout_s)
+                    dp = warpgroup_mma(v, gradients_of(ring, count, T).permute((1, 0)), dp, use_acc=False, is_async=True)
+                    delta = load_column(ring.delta, count, T)
                     dp = warpgroup_mma_wait(0, deps=(dp,))
                     mbarrier.arrive(ring.do_free.index(stage))
                     mbarrier.wait(exchange.ready, count & 1)
                     ds = (exchange.t.load(layout_s) * (dp - delta)).to(ring.q.dtype)
                     mbarrier.arrive(exchange.free)
                     mbarrier.wait(ring.q_ready.index(stage), phase)
-                    q = ring.q.index(stage).reshape([T.BLOCK_M, T.BLOCK_D])
-                    dk = warpgroup_mma(gl.convert_layout(ds, layout_a), q, dk, is_async=True)
-                    if T.STORE:
+                    dk = warpgroup_mma(gl.convert_layout(ds, layout_a), queries_of(ring, count, T), dk, is_async=True)
+                    if T.DS == "kept":
                         mine = call.ds.index(count % 2)
                         tma.store_wait(1)  # the one before last has left this buffer
                         mine.reshape([T.ROWS, T.BLOCK_M]).store(ds)
                         fence_async_shared()
-                        tma.async_store(call.descs.ds, [head.slot, n0, column_of(m0, call.split)], mine)
+                        tma.async_store(call.descs.ds, [head.slot, n0, m0 - call.part.band], mine)
                     dk = warpgroup_mma_wait(0, deps=(dk,))
                     mbarrier.arrive(ring.q_free.index(stage))
-                    m0 = following
                     count += 1
             mbarrier.arrive(keys.v_free)
             store_gradients(dk, None, item, n0, count - before, call, T)
-        if T.STORE:
+        if T.DS == "kept":
             tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(
+        do_not_specialize=["Hkv", "tiles", "count", "first", "bundle", "blocks"]
+        + ["begin", "heads", "splits", "band", "stop", "fresh"]
+    )
     def attention_dkdv_wide_hopper_kernel(
         descs,
+        counters,
         dk_ptr,
         dv_ptr,
         dk_strides,
         dv_strides,
-        lists,
+        visits,
         tables,
         sizes,
-        items,
-        split,
+        Hkv,
+        tiles,
+        count,
+        first,
+        bundle,
+        blocks,
+        begin,
+        heads,
+        splits,
+        band,
+        stop,
+        fresh,
         SCORE_MOD: gl.constexpr,
         SCORE_GRADIENT: gl.constexpr,
         MASK_MOD: gl.constexpr,
         T: gl.constexpr,
     ):
-        """Every program takes items (tile of 64 keys, key head, batch row of keys) a grid apart."""
+        """Every program takes items (tile of 64 keys, key head, batch row of keys) a grid apart; the arguments are those of
+        ``attention_gradients_hopper_kernel``, counters ``None``."""
         dtype: gl.constexpr = descs.q.dtype
-        if split is not None:
-            split = split_of(split)
+        items = Items(Hkv, tiles, count, first, bundle, blocks)
+        part = Part(begin, heads, splits, band, stop, fresh)
         ring = allocate_ring(descs, 2, False, T)
         keys = WideKeys(
             k=gl.allocate_shared_memory(dtype, [1, 1, T.ROWS, T.BLOCK_D], descs.k.layout),
@@ -229,7 +216,7 @@ if common_gluon.gluon is not None:
         t_ready = mbarrier.allocate_mbarrier()
         t_free = mbarrier.allocate_mbarrier()
         ds_s = ()
-        if T.STORE:
+        if T.DS == "kept":
             ds_s = gl.allocate_shared_memory(dtype, [2, 1, T.ROWS, T.BLOCK_M], descs.ds.layout)
         mbarrier.init(keys.k_ready, count=1)
         mbarrier.init(keys.k_free, count=1)
@@ -239,7 +226,7 @@ if common_gluon.gluon is not None:
         mbarrier.init(t_free, count=1)
         exchange = Exchange(t_s, t_ready, t_free)
         out = Gradients(dk_ptr, dv_ptr, dk_strides, dv_strides)
-        call = Call(ring, keys, descs, out, lists, tables, sizes, items, split, ds_s, exchange)
+        call = Call(ring, keys, descs, out, visits, tables, sizes, items, part, ds_s, exchange)
         gl.warp_specialize(
             [
                 (make_dv, (call, Mods(SCORE_MOD, SCORE_GRADIENT, MASK_MOD), T)),
