@@ -353,16 +353,15 @@ def least(trace):
 class MaskExtent:
     """The ``Span`` of a recorded mask, for the numbers of a call: ``extent(numbers, M, N)``, numbers as a tuple; cached.
 
-    documents: whether it compares what a tensor holds at the query with what it holds there at the key, as masks of documents
-    do: that has no end, but most see few keys. steps: see ``steps_of``; value: the mask's place among them, or a bool.
+    steps: see ``steps_of``; value: the mask's place among them, or a bool.
     """
 
-    def __init__(self, documents, steps, value):
-        self.documents, self.steps, self.value = documents, steps, value
+    def __init__(self, steps, value):
+        self.steps, self.value = steps, value
         self._span = functools.lru_cache(64)(self._computed)
 
     def __repr__(self):
-        return f"MaskExtent({self.documents!r}, {self.steps!r}, {self.value!r})"
+        return f"MaskExtent({self.steps!r}, {self.value!r})"
 
     def __call__(self, numbers, M, N):
         return self._span(numbers, M, N)
@@ -377,18 +376,7 @@ def extent_of_trace(trace):
     """The ``MaskExtent`` of a recorded mask."""
     places, steps = steps_of(trace)
     value = places.get(trace.value) if isinstance(trace.value, torch.fx.Node) else trace.value
-    return MaskExtent(any(map(_compares_documents, trace.graph.nodes)), steps, value)
-
-
-def _compares_documents(node):
-    """Whether a step is ``ids[..., q_idx] == ids[..., kv_idx]``, or the other way round."""
-    if node.target is not torch.ops.aten.eq.Tensor:
-        return False
-    reads = [x.args for x in node.args if isinstance(x, torch.fx.Node) and x.target is torch.ops.aten.index.Tensor]
-    if len(reads) < 2 or reads[0][0] is not reads[1][0]:
-        return False
-    apart = [{str(a), str(b)} for a, b in zip(reads[0][1], reads[1][1]) if a is not b]
-    return apart == [{"q_idx", "kv_idx"}]
+    return MaskExtent(steps, value)
 
 
 #: What ``repr`` of a ``MaskExtent`` needs to be read again.
