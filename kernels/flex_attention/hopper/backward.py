@@ -31,7 +31,7 @@ if common_gluon.gluon is not None:
 
 ADDED_TO = 64  # columns of a head up to which the registers hold a tile's dq, too
 ADDED_FROM = 1024  # queries from which on it is the faster way
-ROUNDS = 4  # items that a program should have, so that none is idle for long while another ends
+ROUNDS = 2  # items that a program should have: a long one of a causal mask, and a short one
 BUNDLE = 16  # units at work together, without a mask, where dq is added up: their tiles are found in the cache
 SHORT = 2048  # keys up to which items are so short that shared memory is better spent on the next item's
 LEAST_BAND = 2048  # queries of a launch, if more heads can make room for them
@@ -54,7 +54,7 @@ def reason_not(p, tma):
     """Why they do not make all three gradients, as text, or ``None``."""
     why = unfit(p, tma)
     if why is None and p.cached(cut) is None:
-        return f"a workspace of {p.workspace} bytes holds neither ds of {MULTIPLE} queries nor the sums of a head's dq"
+        return f"a workspace of {p.workspace} bytes holds neither ds of enough queries nor the sums of a head's dq"
     return why
 
 
@@ -110,31 +110,33 @@ def cut(p):
 
     rows, queries = kept_size(p, p.M)
     held = p.workspace // max(rows * queries * p.dtype.itemsize, 1)
-    wanted = 1 << (cdiv(ROUNDS * programs, max(tiles_of_keys(p), 1)) - 1).bit_length()
-    wanted = pairs * each if p.masked_by_data else min(wanted, pairs * each)
-    if held >= wanted:
+    wanted = pairs * each
+    if not p.masked_by_data:
+        wanted = min(wanted, max(1, ROUNDS * programs // max(tiles_of_keys(p), 1)))
+    if held >= wanted and (held >= each or parts_fit(p, 1)):
         heads = each if held >= each else cdiv(each, cdiv(each, held))
-        held = min(pairs, held // each) if held >= each else 1
-        return Cut(False, held, heads, p.M, splits(p, held, heads))
+        some = min(pairs, max(1, held // each))
+        return Cut(False, some, heads, p.M, splits(p, some, heads))
     multiple = math.lcm(MULTIPLE, p.SPARSE_M or 1)
     while True:
         heads, some = min(each, wanted), max(1, wanted // each)
         band = p.workspace // (rows * heads * some * p.dtype.itemsize) // multiple * multiple
-        if band >= min(LEAST_BAND, queries) or wanted == 1:
+        fits = parts_fit(p, some) or (heads == each and band >= p.M)
+        if fits and band >= min(LEAST_BAND, queries) or wanted == 1:
             break
         wanted //= 2
-    if not band:
+    if not band or not fits:
         return None
     band = min(p.M, cdiv(cdiv(p.M, cdiv(p.M, band)), multiple) * multiple)  # bands of one length
     return Cut(False, some, heads, band, splits(p, some, heads))
 
 
 def splits(p, pairs, heads):
-    """Among how many items the heads of a pair are shared out: ROUNDS a program, or, of blocks that only a tensor knows, as
-    many as there are; if their sums fit a quarter of the workspace."""
-    items, most = pairs * tiles_of_keys(p), ROUNDS * scheduler.multiprocessors(p.device)
+    """Among how many items the heads of a pair are shared out, if their sums fit: ROUNDS a program, or, of blocks that only a
+    tensor knows, as many as there are."""
+    most = pairs * heads * tiles_of_keys(p) if p.masked_by_data else ROUNDS * scheduler.multiprocessors(p.device)
     n = 1
-    while n < heads and 4 * 2 * n * pairs * bytes_of_parts(p) <= p.workspace and (2 * n * items <= most or p.masked_by_data):
+    while n < heads and 2 * n * pairs * tiles_of_keys(p) <= most and parts_fit(p, 2 * n * pairs):
         n *= 2
     return min(n, heads)
 
@@ -160,9 +162,9 @@ def bytes_of_sums(p):
     return p.shared * p.G * blocks_of_sums(p) * (tiles(p)[0] // fit.GROUPS) * ADDED_TO * 4
 
 
-def bytes_of_parts(p):
-    """Of one unit's dk and dv."""
-    return p.N * (p.D + p.Dv) * 4
+def parts_fit(p, units):
+    """Whether the sums of so many units' dk and dv keep to an eighth of the workspace."""
+    return 8 * units * p.N * (p.D + p.Dv) * 4 <= p.workspace
 
 
 # Launches.
