@@ -14,7 +14,7 @@ import torch
 from benchmarks import ahead, harness
 from benchmarks.populations import population
 
-ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad", "tune_flex_attention")
+ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad")
 
 
 def select(room, half, only, rows):

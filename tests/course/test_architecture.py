@@ -71,7 +71,6 @@ def may(importer: str, imported: str) -> bool:
         return part in (*ROOMS, *INSTRUMENTS, "lessons") and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
         writers = ("benchmarks.tune", "benchmarks.dynamic_conv_cost", "benchmarks.dynamic_conv_tiles")
-        writers += ("benchmarks.populations.fit_flex_attention",)
         if importer in writers and imported == "kernels.common.configs":
             return True  # these write the tables that are read there, or what is chosen with them
         if importer == "benchmarks.flex_attention" and imported == "kernels.common.operator":
