@@ -54,7 +54,7 @@ def reason_not(p, tma):
     """Why they do not make all three gradients, as text, or ``None``."""
     why = unfit(p, tma)
     if why is None and p.cached(cut) is None:
-        return f"a workspace of {p.workspace} bytes holds neither ds of {MULTIPLE} queries nor the sums of a head's dq"
+        return f"a workspace of {p.workspace} bytes holds neither ds of enough queries nor the sums of a head's dq"
     return why
 
 
@@ -112,7 +112,7 @@ def cut(p):
     held = p.workspace // max(rows * queries * p.dtype.itemsize, 1)
     wanted = 1 << (cdiv(ROUNDS * programs, max(tiles_of_keys(p), 1)) - 1).bit_length()
     wanted = pairs * each if p.masked_by_data else min(wanted, pairs * each)
-    if held >= wanted:
+    if held >= wanted and (held >= each or parts_fit(p, 1)):
         heads = each if held >= each else cdiv(each, cdiv(each, held))
         held = min(pairs, held // each) if held >= each else 1
         return Cut(False, held, heads, p.M, splits(p, held, heads))
@@ -120,10 +120,11 @@ def cut(p):
     while True:
         heads, some = min(each, wanted), max(1, wanted // each)
         band = p.workspace // (rows * heads * some * p.dtype.itemsize) // multiple * multiple
-        if band >= min(LEAST_BAND, queries) or wanted == 1:
+        fits = parts_fit(p, some) or (heads == each and band >= p.M)
+        if fits and band >= min(LEAST_BAND, queries) or wanted == 1:
             break
         wanted //= 2
-    if not band:
+    if not band or not fits:
         return None
     band = min(p.M, cdiv(cdiv(p.M, cdiv(p.M, band)), multiple) * multiple)  # bands of one length
     return Cut(False, some, heads, band, splits(p, some, heads))
@@ -131,12 +132,17 @@ def cut(p):
 
 def splits(p, pairs, heads):
     """Among how many items the heads of a pair are shared out: ROUNDS a program, or, of blocks that only a tensor knows, as
-    many as there are; if their sums fit a quarter of the workspace."""
+    many as there are; if their sums fit."""
     items, most = pairs * tiles_of_keys(p), ROUNDS * scheduler.multiprocessors(p.device)
     n = 1
-    while n < heads and 4 * 2 * n * pairs * bytes_of_parts(p) <= p.workspace and (2 * n * items <= most or p.masked_by_data):
+    while n < heads and parts_fit(p, 2 * n * pairs) and (2 * n * items <= most or p.masked_by_data):
         n *= 2
     return min(n, heads)
+
+
+def parts_fit(p, units):
+    """Whether the sums of so many units' dk and dv fit a quarter of the workspace, beside what it is for."""
+    return 4 * units * p.N * (p.D + p.Dv) * 4 <= p.workspace
 
 
 def tiles_of_keys(p):
@@ -158,11 +164,6 @@ def blocks_of_sums(p):
 def bytes_of_sums(p):
     """Of dq's for one pair of batch row and key head."""
     return p.shared * p.G * blocks_of_sums(p) * (tiles(p)[0] // fit.GROUPS) * ADDED_TO * 4
-
-
-def bytes_of_parts(p):
-    """Of one unit's dk and dv."""
-    return p.N * (p.D + p.Dv) * 4
 
 
 # Launches.
