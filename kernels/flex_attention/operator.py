@@ -79,7 +79,7 @@ def flex_attention(
             DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
             ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
             WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores, or
-            dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven; up to an eighth
+            dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven; up to a quarter
             more for sums of dk and dv in parts. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs where it is
             faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.

@@ -15,10 +15,9 @@ from kernels.flex_attention import (
     mods,
     operator,
     problem,
-    stored_ds,
 )
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import cost, fused
+from kernels.flex_attention.hopper import dq
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.plain import fits_tma
 from kernels.flex_attention.plan import Plan
@@ -130,7 +129,7 @@ def explained(monkeypatch, **call):
 def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
     lines = explained(monkeypatch)
     assert lines[1] == "forward: warp-specialised for Hopper, tiles of 128 x 128"
-    assert lines[2] == "backward_dkdv: warp-specialised for Hopper, tiles of 64 x 128"
+    assert lines[2].startswith("backward: one kernel, warp-specialised for Hopper, tiles of 64 x 128; ")
     assert not any(line.startswith(("forward: BLOCK_M", "backward_dkdv: BLOCK_M")) for line in lines)
     lines = explained(monkeypatch, dtype=torch.float32)
     assert lines[1] == "forward: the kernel for any GPU, because torch.float32 has no 16-bit matrix instruction"
@@ -151,208 +150,114 @@ def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
         assert reasons(p, *tensors) == (None, None)
 
 
-# The kernel of all three gradients.
+# How the backward pass is dealt.
 
 
-def large_on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), mask=None, **options):
-    """The problem of a call too large for this machine's memory: its tensors are one number."""
+def that_tma_reads(shape, mask=None, **options):
+    """The problem of a call too large for this machine's memory: its tensors are one number, as long as they are wide."""
     B, Hq, Hkv, M, N, D, Dv = shape
     tensors = [torch.zeros(1, dtype=torch.bfloat16).expand(B, *s) for s in ((Hq, M, D), (Hkv, N, D), (Hkv, N, Dv))]
     p, _ = cases.resolved(*tensors, None, mask, None, Hq != Hkv, options)
-    return dataclasses.replace(p, device=torch.device("cuda"))
+    layouts = {name: (strides, True) for name, (strides, _) in p.layouts.items()}
+    return dataclasses.replace(p, device=torch.device("cuda"), layouts=layouts)
 
 
-@pytest.mark.parametrize(
-    ("shape", "heads"),
-    [
-        ((1, 2, 2, 4096, 4096, 64, 64), None),
-        ((32, 16, 16, 512, 512, 64, 64), 512),
-        ((16, 16, 16, 1024, 1024, 64, 64), None),
-        ((4, 16, 16, 4096, 4096, 128, 128), 64),
-        ((2, 32, 8, 8192, 8192, 128, 128), 4),
-        ((1, 32, 8, 16384, 16384, 128, 128), None),
-        ((1, 32, 32, 16384, 16384, 128, 128), 4),
-        ((1, 8, 8, 131072, 131072, 128, 128), None),
-    ],
-)
-def test_counters_where_the_workspace_holds_too_few_heads(of_an_h200, shape, heads):
-    why = fused.slower(large_on_gpu(shape))
-    assert why == (heads and f"the workspace holds ds of {heads} key heads, enough for a launch")
-
-
-@pytest.mark.parametrize(
-    ("asks", "heads", "counted"), [("a tensor", 16, True), ("a tensor", 4, False), ("numbers", 16, False)]
-)
-def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all(of_an_h200, asks, heads, counted):
-    """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
-    ids, window = torch.zeros(16384, dtype=torch.int32), 1024
-    mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
-    mask = BlockMask.from_kv_blocks(
-        torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32)
-    )
-    mask.mask_mod = mods[asks]
-    why_not = fused.slower(large_on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask))
-    assert (why_not is None) == counted
-
-
-TOKENS = 4096
-IDS, OTHER_IDS, ROWS_OF_IDS, LAST = (torch.zeros(size, dtype=torch.int32) for size in (TOKENS, TOKENS, (4, TOKENS), 4))
-DOCUMENTS = {
-    "documents": mods.document(IDS, mods.causal),
-    "documents of rows": mods.document(ROWS_OF_IDS),
-    "the other way": lambda b, h, m, n: (m >= n) & (IDS[n] == IDS[m]) & (IDS[m] >= 0),
-}
-OTHERS = {
-    "padding": lambda b, h, m, n: n < LAST[b],
-    "only queries' numbers": lambda b, h, m, n: IDS[m] == IDS[m],
-    "an order of numbers": lambda b, h, m, n: IDS[m] <= IDS[n],
-    "a neighbour's number": lambda b, h, m, n: IDS[m] == IDS[n // 2],
-    "another tensor's numbers": lambda b, h, m, n: IDS[m] == OTHER_IDS[n],
-    "causal": mods.causal,
-}
-
-
-def masked(mask_mod, shape, **options):
-    lists = (
-        torch.ones(1, 1, TOKENS // 128, dtype=torch.int32),
-        torch.zeros(1, 1, *(TOKENS // 128,) * 2, dtype=torch.int32),
-    )
-    return large_on_gpu(shape, mask=BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod), **options)
-
-
-@pytest.mark.parametrize("name", [*DOCUMENTS, *OTHERS])
-def test_documents_keep_ds_where_the_workspace_holds_all_heads(of_an_h200, name):
-    """dq's sums are all queries', however few blocks are visited; where few heads are held, counters are faster."""
-    mask_mod = (DOCUMENTS | OTHERS)[name]
-    for heads, held in ((16, name in DOCUMENTS), (17, False)):
-        why_not = fused.slower(masked(mask_mod, (4, heads, heads, TOKENS, TOKENS, 64, 64)))
-        assert why_not == ("the workspace holds ds of 64 key heads, enough for a launch" if held else None)
-
-
-@pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
-def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
-    assert hopper.USUAL.tiling(large_on_gpu((1, 2, 2, N, N, D, D)), {}).KEPT == items
-
-
-def test_no_workspace_no_sums(of_an_h200):
-    assert fused.slower(large_on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
-
-
-def test_a_workspace_smaller_than_a_heads_sums_is_kept_to(of_an_h200):
-    shape = (1, 4, 1, 32768, 32768, 128, 128)
-    assert fused.slower(large_on_gpu(shape, WORKSPACE=2**26)) is None
-    said = "dq's sums for a key head take 67108864 bytes, more than the WORKSPACE of kernel_options"
-    assert fused.slower(large_on_gpu(shape, WORKSPACE=2**26 - 1)) == said
-
-
-# Tiles of keys cut into more items, ds into bands.
-
-
-def that_tma_reads(*args, **options):
-    """``large_on_gpu``, of tensors as long as they are wide."""
-    p = large_on_gpu(*args, **options)
-    return dataclasses.replace(p, layouts={name: (strides, True) for name, (strides, _) in p.layouts.items()})
-
-
-def lists_of(M, N, mask_mod=lambda b, h, m, n: n <= m):
+def lists_of(M, N, mask_mod=mods.causal):
     """A block mask of one block a row: how many there are says nothing of how it is cut."""
     rows, columns = M // 128, N // 128
     lists = torch.ones(1, 1, rows, dtype=torch.int32), torch.zeros(1, 1, rows, columns, dtype=torch.int32)
     return BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod, seq_lengths=(M, N))
 
 
+@pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
+def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
+    assert hopper.USUAL.tiling(that_tma_reads((1, 2, 2, N, N, D, D)), {}).KEPT == items
+
+
 GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("shape", "options", "way"),
-    [
-        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 4, 1)),
-        ((1, 4, 1, 32768, 32768, 128, 128), {}, ("stored", 1, 1, 32768, 1, 1)),
-        ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 4, 1)),
-        ((1, 4, 2, 32768, 32768, 256, 256), {}, ("stored", 1, 1, 32768, 1, 1)),
-        ((1, 4, 2, 131072, 131072, 256, 256), {}, ("stored", 1, 1, 8192, 1, 1)),
-        ((1, 1, 1, 8192, 8192, 128, 128), {}, ("stored", 1, 1, 8192, 1, 4)),
-        ((1, 64, 8, 8192, 8192, 64, 64), {}, ("counters", 8, 8, 8192, 4, 1)),
-        ((1, 4, 1, 131072, 131072, 64, 64), {}, ("counters", 1, 4, 131072, 4, 1)),
-        ((1, 4, 1, 131072, 131072, 128, 128), {}, ("counters", 1, 4, 131072, 4, 1)),
-        ((1, 4, 1, 131072, 131072, 128, 128), {"WORKSPACE": GIB // 2}, None),
-        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, ("stored", 1, 1, 16384, 1, 1)),
-        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": 0}, None),
-        ((1, 4, 4, 32768, 32768, 128, 128), {}, None),
-        ((2, 32, 8, 8192, 8192, 128, 128), {}, None),
-        ((4, 16, 16, 4096, 4096, 64, 64), {}, None),
-        ((32, 16, 16, 512, 512, 256, 256), {}, None),
+    ("shape", "options", "cut"),
+    [  # added: pairs, heads, queries, splits
+        ((4, 16, 16, 4096, 4096, 64, 64), {}, (True, 64, 1, 4096, 1)),
+        ((16, 16, 16, 1024, 1024, 64, 64), {}, (True, 256, 1, 1024, 1)),
+        ((1, 32, 8, 8192, 8192, 64, 64), {}, (True, 8, 4, 8192, 1)),
+        ((1, 4, 1, 131072, 131072, 64, 64), {}, (True, 1, 4, 131072, 1)),
+        ((1, 4, 1, 32768, 32768, 64, 64), {}, (True, 1, 4, 32768, 2)),  # few items: their heads are dealt out
+        ((32, 16, 16, 512, 512, 64, 64), {}, (False, 512, 1, 512, 1)),  # few queries
+        ((1, 4, 1, 1024, 16384, 64, 64), {}, (False, 1, 4, 1024, 4)),  # many keys, and all wait for 64 tiles of queries
+        ((1, 8, 1, 512, 16384, 64, 64), {}, (False, 1, 8, 512, 4)),
+        ((4, 16, 16, 4096, 4096, 128, 128), {}, (False, 64, 1, 4096, 1)),
+        ((2, 32, 8, 8192, 8192, 128, 128), {}, (False, 4, 4, 8192, 2)),
+        ((1, 32, 2, 8192, 8192, 128, 128), {}, (False, 1, 16, 8192, 8)),
+        ((1, 32, 32, 16384, 16384, 128, 128), {}, (False, 8, 1, 8192, 1)),
+        ((1, 4, 1, 32768, 32768, 128, 128), {}, (False, 1, 4, 8192, 2)),  # bands
+        ((1, 4, 2, 131072, 131072, 256, 256), {}, (False, 1, 1, 8192, 1)),
+        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, (False, 1, 2, 8192, 1)),
+        ((1, 1, 1, 8192, 8192, 128, 128), {}, (False, 1, 1, 8192, 1)),  # nothing to deal out
     ],
 )
-def test_few_tiles_of_keys_are_cut_and_many_are_not(gpu, shape, options, way):
-    p = that_tma_reads(shape, lists_of(*shape[3:5]), **options)
-    chosen = cost.cut(p)
-    assert way == (chosen and chosen[:-1])
-    usual, others = cost.candidates(p)
-    assert chosen is None or chosen.time <= 1.02 * min(one.time for one in others) < usual.time
+def test_how_it_is_dealt(gpu, shape, options, cut):
+    assert hopper_backward.cut(that_tma_reads(shape, lists_of(*shape[3:5]), **options)) == cut
+
+
+def test_all_heads_of_documents_are_shared_out(gpu):
+    """How many blocks a head visits only a tensor knows: the more items, the more equal the programs' shares."""
+    shape = (1, 32, 8, 32768, 32768, 128, 128)
+    document = mods.document(torch.zeros(32768, dtype=torch.int32), mods.causal)
+    assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768, document))) == (False, 4, 4, 2048, 4)
+    assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768))) == (False, 1, 4, 8192, 2)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
-def test_a_mask_of_unknown_blocks_is_cut_only_where_ds_would_be_computed_twice(gpu, D):
-    for mask_mod in (mods.sliding_window(64), mods.document(torch.zeros(32768, dtype=torch.int32)), mods.causal):
-        cut = cost.cut(that_tma_reads((1, 4, 1, 32768, 32768, D, D), lists_of(32768, 32768, mask_mod)))
-        assert (cut is not None) == (D == 256 or mask_mod is mods.causal)
+@pytest.mark.parametrize("heads", [1, 3, 16])
+@pytest.mark.parametrize("M", [300, 5000, 20000])
+@pytest.mark.parametrize("SPARSE_M", [None, 384])
+def test_a_cut_keeps_to_the_workspace_and_reaches_enough_items(gpu, D, heads, M, SPARSE_M):
+    mask = SPARSE_M and causal_block_mask(M, 20000, BLOCK_SIZE=(SPARSE_M, 128))
+    for WORKSPACE in (2**33, 2**31, 2**27, 10**7, 10**6, 0):
+        p = that_tma_reads((2, 2 * heads, 2, M, 20000, D, D), mask, WORKSPACE=WORKSPACE)
+        cut = hopper_backward.cut(p)
+        if cut is None:
+            assert WORKSPACE <= 10**7 or 20000 * 2 * D * 4 > WORKSPACE / 4
+            continue
+        assert 1 <= cut.splits <= cut.heads <= heads and 1 <= cut.pairs <= 4 and 1 <= cut.queries <= M
+        assert cut.queries == M or cut.queries % 128 == cut.queries % (SPARSE_M or 1) == 0
+        if cut.added:
+            assert D == 64 and (cut.heads, cut.queries) == (heads, M)
+            taken = cut.pairs * heads * -(-M // 384) * 384 * 64 * 4
+        else:
+            taken = cut.pairs * cut.heads * 20096 * -(-cut.queries // 128) * 128 * 2
+            assert cut.heads == heads or cut.pairs == 1
+        parts = cut.splits > 1 or cut.heads < heads or cut.queries < M
+        assert taken <= WORKSPACE and parts * cut.pairs * cut.splits * 20000 * 2 * D * 4 <= WORKSPACE / 4
+        if WORKSPACE == 2**33:
+            items = cut.pairs * cut.heads * 20000 / (64 if D == 256 else 128)
+            assert items >= 4 * 132 or cut[1:3] == (4, heads)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
-@pytest.mark.parametrize("G", [1, 3, 16])
-@pytest.mark.parametrize("WORKSPACE", [2**31, 2**27, 10**6])
-def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
-    p = that_tma_reads((1, 2 * G, 2, 20000, 20000, D, D), WORKSPACE=WORKSPACE)
-    for one in cost.candidates(p)[1]:
-        if one.way == "stored":
-            columns = -(-one.columns // 128) * 128
-            assert one.pairs * one.heads * 20096 * columns * 2 <= WORKSPACE
-            assert one.columns == p.M or one.columns % 128 == 0
-        sums = one.pairs * one.splits * p.N * 2 * D * 4
-        beside = WORKSPACE // 8
-        if one.way == "counters":
-            beside += WORKSPACE - one.pairs * one.heads * 20096 * max(D, 64) * 4
-        assert sums <= beside
-
-
-@pytest.mark.parametrize(
-    ("D", "N", "mask", "split", "kept"),
-    [
-        (64, 4096, "causal", True, 2),
-        (64, 4096, "causal", False, 2),
-        (128, 2048, "causal", False, 2),
-        (128, 2048, "causal", True, 1),
-        (128, 4096, "causal", False, 1),
-        (128, 4096, "padding", False, 1),
-        (128, 4096, "documents", False, 2),
-        (128, 4096, "documents of rows", False, 2),
-        (128, 4096, "documents", True, 1),
-        (128, 4096, None, False, 2),
-        (128, 4096, None, True, 1),
-    ],
-)
-def test_long_items_of_large_heads_leave_the_cache_room_where_their_loop_spills(of_an_h200, D, N, mask, split, kept):
-    mask = mask and lists_of(N, N, (DOCUMENTS | OTHERS)[mask])
-    p = large_on_gpu((4, 2, 2, N, N, D, D), mask)
-    assert hopper_backward.tiling(p, True, split, {}).KEPT == kept
+def test_no_workspace_computes_ds_twice_and_explain_says_why(gpu, D):
+    p = that_tma_reads((1, 4, 2, 4096, 4096, D, D), WORKSPACE=0)
+    why = "a workspace of 0 bytes holds neither ds of enough queries nor the sums of a head's dq"
+    assert hopper_backward.reason_not(p, True) == why
+    lines = str(Plan(p)).split("\n")
+    assert f"backward_dkdv: warp-specialised for Hopper, tiles of 64 x {64 if D == 256 else 128}" in lines
+    assert f"dq: ds is computed again, seven matrix products in all, because {why}" in lines
 
 
 def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
     p = that_tma_reads((1, 4, 1, 131072, 131072, 128, 128))
-    tiles = [stored_ds.options(p, heads, queries)["BLOCK_M"] for heads, queries in ((1, 8192), (4, 8192), (1, 131072))]
+    tiles = [dq.options(p, heads, queries)["BLOCK_M"] for heads, queries in ((1, 8192), (4, 8192), (1, 131072))]
     assert tiles == [64, 128, 128]
 
 
-def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
-    p = that_tma_reads((1, 32, 2, 8192, 8192, 128, 128), lists_of(8192, 8192))
-    lines = str(Plan(p)).split("\n")
-    assert lines[2] == (
-        "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
-        "because 128 items of a tile of keys each would keep 132 multiprocessors 48% busy"
-    )
-    predicted = next(
-        line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a")
-    )
-    assert predicted.count(" ms") == 4
+@pytest.mark.parametrize(
+    ("D", "says"),
+    [(64, "dq: added up in memory in an order that counters fix"), (128, "dq: one product with ds, which is kept")],
+)
+def test_explain_says_how_it_is_dealt_and_what_becomes_of_ds(gpu, D, says):
+    lines = str(Plan(that_tma_reads((1, 8, 1, 8192, 8192, D, D), lists_of(8192, 8192)))).split("\n")
+    assert lines[2].endswith("; 8 heads x 8192 queries a launch, 8 items a tile of keys")
+    assert lines[3].startswith(says) and lines[3].endswith("five matrix products in all")

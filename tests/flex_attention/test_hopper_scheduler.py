@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper.scheduler import Items, item_of_turn, items_of_program, keys_of_item, queries_of_item
+from kernels.flex_attention.hopper.scheduler import Items, bundled, item_of_turn, items_of_program, queries_of_item
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 
@@ -32,21 +32,23 @@ def forward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr
 
 
 @gluon.jit
-def backward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, SERPENTINE: gl.constexpr):
-    """Who gets which [pair, tile]; the first tile is the longest, so they are counted from the end."""
+def backward_items(visits, owner, items, tiles, bundle, Hkv, TILES_FIRST: gl.constexpr, SERPENTINE: gl.constexpr):
+    """Who gets which [unit, tile]; the first tile is the longest, so they are counted from the end."""
+    if TILES_FIRST:
+        bundle = items // tiles
     for turn in range(0, items_of_program(items, SERPENTINE)):
-        item = item_of_turn(turn, SERPENTINE)
-        tile, pair = keys_of_item(item, Items(Hkv, tiles, items), TILES_FIRST)
-        at = pair * tiles + tiles - 1 - tile
+        place, unit = bundled(item_of_turn(turn, SERPENTINE), Items(Hkv, tiles, items, 0, bundle, 0))
+        at = unit * tiles + tiles - 1 - place
         gl.atomic_add(visits + at, 1)
         gl.store(owner + at, gl.program_id(0))
 
 
-def shares(kernel, groups, tiles, together, programs, order):
+def shares(kernel, groups, tiles, together, programs, order, bundle=None):
     """The time of each program's items under a causal mask, in blocks; every item is somebody's, once."""
     items = groups * tiles * together
     visits, owner = torch.zeros(items, dtype=torch.int32), torch.zeros(items, dtype=torch.int32)
-    assert gluon_model.run(kernel, programs, visits, owner, items, tiles, together, max(groups // 2, 1), **order).ok
+    sizes = items, tiles, bundle or together, max(groups // 2, 1)
+    assert gluon_model.run(kernel, programs, visits, owner, *sizes, **order).ok
     assert (visits == 1).all()
     lengths = torch.arange(2, tiles + 2).repeat(groups * together)
     return torch.zeros(programs, dtype=torch.int64).index_add(0, owner, lengths)
@@ -58,6 +60,8 @@ def shares(kernel, groups, tiles, together, programs, order):
 def test_every_item_is_dealt_once(kernel, names, programs):
     order = dict(zip(("TILES_FIRST", "SERPENTINE"), names, strict=True))
     shares(kernel, 4, 3, 2 if kernel is forward_items else 1, programs, order)
+    if kernel is backward_items:
+        shares(kernel, 4, 3, 1, programs, order, bundle=3)  # and a bundle of one is left
 
 
 @pytest.mark.share(4)

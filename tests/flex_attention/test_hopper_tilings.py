@@ -9,7 +9,6 @@ import torch
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.common.operator import clear_caches
 from kernels.flex_attention import causal_block_mask, mods
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.hopper import forward_kernel, scheduler
@@ -22,7 +21,7 @@ if not common_gluon.has_inline_asm():
 
 from kernels import gluon_model
 from tests.flex_attention.hopper_faults import OF_TILINGS
-from tests.flex_attention.test_hopper import KERNELS, SCHEDULES, check
+from tests.flex_attention.test_hopper import FORWARD, SCHEDULES, check, random_call
 from tests.flex_attention.test_hopper_choice import lists_of, that_tma_reads
 from tests.gluon_model.cases import found, planted
 
@@ -102,13 +101,7 @@ WAYS = list(SHAPES)
 
 def alone(way, schedule="round-robin", seed=0, shape=None):
     """``(what the forward kernel leaves, as bits; what the model found)``."""
-    clear_caches()  # a table, or a number of programs, that a test has changed since
-    B, Hq, Hkv, M, N, D, Dv = shape or SHAPES[way]
-    generator = torch.Generator().manual_seed(0)
-    sizes = (B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv)
-    tensors = [torch.randn(size, generator=generator).bfloat16() for size in sizes]
-    mask = causal_block_mask(M, N) if way is hopper.SMALL else None
-    p, x = cases.resolved(*tensors, None, mask, None, True)
+    p, x = random_call(shape or SHAPES[way], mods.causal if way is hopper.SMALL else None)
     with gluon_model.executing(schedule=schedule, seed=seed) as results:
         outputs = cases.outputs(p)
         way.forward(p, x, *outputs)
@@ -178,7 +171,7 @@ def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch,
     name, edits, wanted = OF_TILINGS[fault]
     way = HOPPER[name]
     copy = planted(forward_kernel, *edits)
-    monkeypatch.setattr(forward_kernel, KERNELS[0], copy[KERNELS[0]])
+    monkeypatch.setattr(forward_kernel, FORWARD, copy[FORWARD])
     for schedule, seed in SCHEDULES[:4]:
         _, result = alone(way, schedule, seed, PLANTED[way])
         assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"

@@ -29,12 +29,6 @@ FASTER = {
         {"attention_forward_kernel"},
         {"M": 130, "N": 130},
     ),
-    "stored_ds": (
-        {"backward_dq_from_ds": {"WORKSPACE": 2**20}},
-        {"dq_from_ds_kernel"},
-        {"attention_dq_kernel"},
-        {"M": 150, "N": 141},
-    ),
 }
 
 

@@ -77,29 +77,6 @@ def test_loads_by_the_copy_engine(name, shape, layout, monkeypatch):
     cases.check(name, shape=(*shape[:5], 21, 24), layout=layout, BLOCK_N=32)  # rows of 21 floats: pointers
 
 
-@pytest.mark.share(3)
-@pytest.mark.skipif(not runtime.interpreted, reason="on a GPU its own table decides")
-@pytest.mark.parametrize("heads", [1, 3, 100])
-@pytest.mark.parametrize("name", ["nothing", "causal", "softcap", "plus 100", "jagged"])
-@pytest.mark.parametrize("TMA", [False, True])
-def test_ds_kept_for_dq(name, heads, TMA, monkeypatch):
-    """dq from the ds that the pass over keys leaves in a workspace of so many heads, in as many rounds as that takes."""
-    launched = []
-    cases.replace_launch(
-        monkeypatch, lambda launch: lambda k, *a, **m: (launched.append(k.__name__), launch(k, *a, **m))
-    )
-    original = problem.table_options
-    options = {"TMA": TMA, "WORKSPACE": heads * 128 * 128 * 4}
-    monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | options)
-    cases.check(name, shape=(2, 4, 2, 37, 41, 20, 24), bwd_BLOCK_M=32, tolerance=2e-5)
-    rounds = launched.count("attention_dkdv_kernel")
-    if heads == 1:  # two query heads share a key head: their ds does not fit, so it is computed again
-        assert rounds == 1 and "dq_from_ds_kernel" not in launched
-    else:
-        assert rounds == launched.count("dq_from_ds_kernel") == (4 if heads == 3 else 1)
-        assert "attention_dq_kernel" not in launched
-
-
 @pytest.mark.parametrize("name", ["nothing", "causal", "softcap", "plus 100", "jagged"])
 @pytest.mark.parametrize("M, N", [(37, 41), (64, 1), (70, 64), (71, 41), (37, 65)])
 def test_keys_that_are_one_tile_and_one_more(name, M, N):

@@ -141,6 +141,11 @@ def splits(p, pairs, heads):
     return min(n, heads)
 
 
+def parts_fit(p, units):
+    """Whether the sums of so many units' dk and dv fit a quarter of the workspace, beside what it is for."""
+    return 4 * units * p.N * (p.D + p.Dv) * 4 <= p.workspace
+
+
 def tiles_of_keys(p):
     """Of one key head."""
     return cdiv(p.N, tiles(p)[1])
@@ -160,11 +165,6 @@ def blocks_of_sums(p):
 def bytes_of_sums(p):
     """Of dq's for one pair of batch row and key head."""
     return p.shared * p.G * blocks_of_sums(p) * (tiles(p)[0] // fit.GROUPS) * ADDED_TO * 4
-
-
-def parts_fit(p, units):
-    """Whether the sums of so many units' dk and dv keep to an eighth of the workspace."""
-    return 8 * units * p.N * (p.D + p.Dv) * 4 <= p.workspace
 
 
 # Launches.
