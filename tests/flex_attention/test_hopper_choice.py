@@ -184,17 +184,17 @@ GIB = 2**30
         ((16, 16, 16, 1024, 1024, 64, 64), {}, (True, 256, 1, 1024, 1)),
         ((1, 32, 8, 8192, 8192, 64, 64), {}, (True, 8, 4, 8192, 1)),
         ((1, 4, 1, 131072, 131072, 64, 64), {}, (True, 1, 4, 131072, 1)),
-        ((1, 4, 1, 32768, 32768, 64, 64), {}, (True, 1, 4, 32768, 2)),  # few items: their heads are dealt out
+        ((1, 4, 1, 16384, 16384, 64, 64), {}, (True, 1, 4, 16384, 2)),  # few items: their heads are dealt out
         ((32, 16, 16, 512, 512, 64, 64), {}, (False, 512, 1, 512, 1)),  # few queries
-        ((1, 4, 1, 1024, 16384, 64, 64), {}, (False, 1, 4, 1024, 4)),  # many keys, and all wait for 64 tiles of queries
-        ((1, 8, 1, 512, 16384, 64, 64), {}, (False, 1, 8, 512, 4)),
+        ((1, 4, 1, 1024, 16384, 64, 64), {}, (False, 1, 4, 1024, 2)),  # many keys, and all wait for 64 tiles of queries
+        ((1, 8, 1, 512, 16384, 64, 64), {}, (False, 1, 8, 512, 2)),
         ((4, 16, 16, 4096, 4096, 128, 128), {}, (False, 64, 1, 4096, 1)),
-        ((2, 32, 8, 8192, 8192, 128, 128), {}, (False, 4, 4, 8192, 2)),
-        ((1, 32, 2, 8192, 8192, 128, 128), {}, (False, 1, 16, 8192, 8)),
-        ((1, 32, 32, 16384, 16384, 128, 128), {}, (False, 8, 1, 8192, 1)),
-        ((1, 4, 1, 32768, 32768, 128, 128), {}, (False, 1, 4, 8192, 2)),  # bands
-        ((1, 4, 2, 131072, 131072, 256, 256), {}, (False, 1, 1, 8192, 1)),
-        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, (False, 1, 2, 8192, 1)),
+        ((2, 32, 8, 8192, 8192, 128, 128), {}, (False, 4, 4, 8192, 1)),
+        ((1, 32, 2, 8192, 8192, 128, 128), {}, (False, 1, 16, 8192, 4)),
+        ((1, 32, 32, 16384, 16384, 128, 128), {}, (False, 4, 1, 16384, 1)),
+        ((1, 4, 1, 32768, 32768, 128, 128), {}, (False, 1, 1, 32768, 1)),
+        ((1, 4, 2, 131072, 131072, 256, 256), {}, (False, 1, 1, 8192, 1)),  # bands
+        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, (False, 1, 1, 16384, 1)),
         ((1, 1, 1, 8192, 8192, 128, 128), {}, (False, 1, 1, 8192, 1)),  # nothing to deal out
     ],
 )
@@ -207,7 +207,7 @@ def test_all_heads_of_documents_are_shared_out(gpu):
     shape = (1, 32, 8, 32768, 32768, 128, 128)
     document = mods.document(torch.zeros(32768, dtype=torch.int32), mods.causal)
     assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768, document))) == (False, 4, 4, 2048, 4)
-    assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768))) == (False, 1, 4, 8192, 2)
+    assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768))) == (False, 1, 1, 32768, 1)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -259,5 +259,5 @@ def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
 )
 def test_explain_says_how_it_is_dealt_and_what_becomes_of_ds(gpu, D, says):
     lines = str(Plan(that_tma_reads((1, 8, 1, 8192, 8192, D, D), lists_of(8192, 8192)))).split("\n")
-    assert lines[2].endswith("; 8 heads x 8192 queries a launch, 8 items a tile of keys")
+    assert lines[2].endswith("; 8 heads x 8192 queries a launch, 4 items a tile of keys")
     assert lines[3].startswith(says) and lines[3].endswith("five matrix products in all")
