@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import html
 import io
 import itertools
 import json
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
+from kernels import check
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
 from tools.desk import main
@@ -74,6 +76,14 @@ def test_a_page_says_what_was_found_and_runs_nothing():
     assert "check.row_softmax(row_softmax, seed=5, grading=True)" in text
     assert text.count("<math") > 5 and "$$" not in text and "\\frac" not in text
     assert "BEGIN SOLUTION" not in text
+
+
+@pytest.mark.parametrize(("name", "drawn"), (("finds_0a", " (graded with seed 5)"), ("diagnosis_0a", "")))
+def test_the_line_that_repeats_a_check_is_one_that_it_takes(name, drawn, capsys):
+    one, function = result(), name.replace("0", "")
+    one.checks = [Outcome(name, function, 0.0, 4.0, 5, [], f"{name}: 0 of 4 points{drawn}\n")]
+    (line,) = re.findall(r"check\.\w+\(.*?\)", html.unescape(feedback.page_of(ASSIGNMENT, one, {}, None).split("<h2>The")[0]))
+    assert eval(line, {"check": check, function: None}) == 0
 
 
 @pytest.mark.parametrize("status", ("missing", "refused"))

@@ -86,6 +86,7 @@ def answers(edit, name=NAME):
         ("N, stride_xm", "N: torch.Tensor, stride_xm"),
         ('-float("inf")', "-math.inf"),
         ("@triton", "%%time\n!nvidia-smi\nimport numpy as np\nfrom typing import Optional\n\n%matplotlib inline\n@triton"),
+        ("@triton", "1 / 0\nspeed = %timeit -o row_softmax(x, x)\nassert speed.best < 1\n%timeit 1\n@triton"),
         ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),
     ),
 )

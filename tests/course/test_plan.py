@@ -6,6 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from kernels.check import exercise_of
+from tools.grading.assignment import CLINICS, read
 from tools.kernel_environment import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -56,3 +58,16 @@ def test_the_plan_hands_out_an_exercise_behind_its_lessons(path):
 def test_the_plan_has_every_lesson_once():
     planned = [lesson for lessons, _ in weeks() for lesson in lessons]
     assert sorted(planned) == sorted(path.name[:2] for path in ROOT.glob("notebooks/*.ipynb"))
+
+
+KERNELS = [one for path in EXERCISES for one in read(path).checks if not one.name.startswith(CLINICS)]
+
+
+@pytest.mark.parametrize("one", KERNELS, ids=lambda one: one.name)
+def test_a_function_is_worth_what_the_guide_says(one):
+    stated = {
+        name.lower(): int(points) for name, points in re.findall(r"\*(Right|Compiles|Cheap)\* \((\d+)[ )]", PLAN)
+    }
+    exercise = exercise_of(one.name)
+    assert exercise.worth == stated and one.points == sum(stated.values())
+    assert [tier[0] for tier in exercise.cheap.tiers] == [stated["cheap"], 1]
