@@ -11,6 +11,7 @@ from tools.grading.assignment import CLINICS, read
 from tools.kernel_environment import ROOT
 
 README = (ROOT / "README.md").read_text()
+KILLED = (ROOT / "docs" / "kill_table.md").read_text()
 PLAN = (ROOT / "docs" / "instructor_guide.md").read_text()
 EXERCISES = sorted(ROOT.glob("solutions/*/*.ipynb"))
 WEEK = re.compile(r"^\| [\d–]+ \| ([\d, ]+) \| (.+?) \| ([\d, ]+) \| ([\d, ]+) \|$", flags=re.MULTILINE)
@@ -71,3 +72,14 @@ def test_a_function_is_worth_what_the_guide_says(one):
     exercise = exercise_of(one.name)
     assert exercise.worth == stated and one.points == sum(stated.values())
     assert [tier[0] for tier in exercise.cheap.tiers] == [stated["cheap"], 1]
+
+
+MISTAKES = re.findall(r"^\| (\d\d|all) \| ([^|]+) \| ([^|]+) \|$", PLAN, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("number", "mistake", "said"), MISTAKES, ids=lambda text: text[:30])
+def test_a_check_says_of_a_mistake_what_the_guide_says(number, mistake, said):
+    sections = KILLED.split("\n## ")
+    rows = [row for one in sections if number == "all" or one.startswith(f"{number}_") for row in one.splitlines()]
+    told = [row.rsplit(" | ", 1)[1].removesuffix(" |") for row in rows if row.count(" | ") == 3]
+    assert any(len(one) >= 20 and (one in said or said in one) for one in told), mistake
