@@ -2,7 +2,9 @@
 
 import csv
 import datetime
+import html
 import io
+import itertools
 import json
 import re
 import shutil
@@ -12,6 +14,7 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
+from kernels import check
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
 from tools.desk import main
@@ -73,6 +76,14 @@ def test_a_page_says_what_was_found_and_runs_nothing():
     assert "check.row_softmax(row_softmax, seed=5, grading=True)" in text
     assert text.count("<math") > 5 and "$$" not in text and "\\frac" not in text
     assert "BEGIN SOLUTION" not in text
+
+
+@pytest.mark.parametrize(("name", "drawn"), (("finds_0a", " (graded with seed 5)"), ("diagnosis_0a", "")))
+def test_the_line_that_repeats_a_check_is_one_that_it_takes(name, drawn, capsys):
+    one, function = result(), name.replace("0", "")
+    one.checks = [Outcome(name, function, 0.0, 4.0, 5, [], f"{name}: 0 of 4 points{drawn}\n")]
+    (line,) = re.findall(r"check\.\w+\(.*?\)", html.unescape(feedback.page_of(ASSIGNMENT, one, {}, None).split("<h2>The")[0]))
+    assert eval(line, {"check": check, function: None}) == 0
 
 
 @pytest.mark.parametrize("status", ("missing", "refused"))
@@ -313,23 +324,48 @@ def test_parts_of_a_solution_are_found_in_another_order_beside_an_answer_of_ones
     assert pair.shared > 0.8
 
 
-def test_copies_are_found_under_other_names_and_honest_answers_are_not():
-    solution = cells(NAME)["kernel"]
-    copy = re.sub(r"\b(high|total|row_max|row_sum|lanes)\b", lambda m: m[0] + "_mine", solution).replace(
-        "    # ", "    #  my "
-    )
-    released = ASSIGNMENT.answers["kernel"].source
-    walk = "    for i in range(0, N, BLOCK_N):\n        v = load_block(x_row, lanes + i, N, stride_xn)\n"
-    own = released.replace(
-        "    # Second walk",
-        f"    m = -1e30\n{walk}        m = max(m, tl.max(v, 0))\n    m = tl.where(m > -1e29, m, 0.0)\n    s = 0.0\n"
-        f"{walk}        s = s + tl.sum(tl.exp2((v - m) * 1.44), 0)\n    # Second walk",
-    )
-    answers = {"ada": solution, "bob": copy, "cyd": own}
-    known = ASSIGNMENT.names | {"tl"}
-    found = {(p.one, p.other): p.shared for p in similarity.pairs(answers, released, known, {"published": solution})}
-    assert found["ada", "bob"] > 0.95 and found["bob", "published"] > 0.95
-    assert found.get(("cyd", "published"), 0) < 0.3 and found.get(("ada", "cyd"), 0) < 0.3
+WALK = "    for i in range(0, N, BLOCK_N):\n        v = load_block(x_row, lanes + i, N, stride_xn)\n"
+HONEST = {
+    "cyd": f"    m = -1e30\n{WALK}        m = max(m, tl.max(v, 0))\n    m = tl.where(m > -1e29, m, 0.0)\n    s = 0.0\n"
+    f"{WALK}        s = s + tl.sum(tl.exp2((v - m) * 1.44), 0)\n",
+    "dan": f"    high, total, t = float('-inf'), 0.0, 0.0\n{WALK}        new = tl.maximum(high, tl.max(v))\n"
+    "        safe = tl.where(new == float('-inf'), 0.0, new)\n"
+    "        total = total * tl.exp(high - safe) + tl.sum(tl.exp(v - safe))\n        high = new\n"
+    f"{WALK}        p = tl.exp(v - high) / total\n        t -= tl.sum(tl.where(p > 0, p * tl.log(p), 0.0))\n"
+    "        tl.store(out_row + (lanes + i) * stride_on, p, mask=lanes + i < N)\n    tl.store(entropy_ptr + row, t)\n",
+}
+
+
+@pytest.mark.parametrize("copies", (1, 2, 3, 7, 30))
+def test_copies_are_found_under_other_names_however_many_and_honest_answers_are_not(copies):
+    solution, released = cells(NAME)["kernel"], ASSIGNMENT.answers["kernel"].source
+    answers = {name: released.replace("    # Second walk", f"{own}    # Second walk") for name, own in HONEST.items()}
+    for number in range(copies):
+        renamed = re.sub(r"\b(high|total|row_max|row_sum|lanes)\b", lambda found, n=number: f"{found[0]}_{n}", solution)
+        answers[f"copy {number}"] = renamed.replace("    # ", f"    #  {number} ")
+    alike = similarity.pairs(answers, released, ASSIGNMENT.names | {"tl"}, {"published": solution})
+    found = {(pair.one, pair.other): pair.shared for pair in alike}
+    ring = {*itertools.combinations([*sorted(answers.keys() - HONEST), "published"], 2)}
+    assert min(found[pair] for pair in ring) > 0.95
+    assert max(shared for pair, shared in found.items() if pair not in ring) < 0.3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    (
+        "", "\0", "x = 0x" + "f" * 5000, "9" * 5000, "(" * 20000, "-" * 50000 + "1", "x = 'open", "\n" * 29000, "%%time\n!ls",
+        "  x\n y",
+    ),
+    ids=lambda answer: answer[:8],
+)  # fmt: skip
+def test_no_answer_keeps_the_report_from_being_written(answer):
+    copies = [result(name) for name in ("ada", "bob")]
+    for one in copies:
+        one.answers = {"kernel": f"{cells(NAME)['kernel']}\n{answer}"}
+    odd, gone = result("eve"), result("fay")
+    odd.answers, gone.assignment = {"kernel": answer}, "an exercise of last year"
+    text = similarity.page_of([*copies, odd, gone], {NAME: ASSIGNMENT}, ROOT / "nowhere")
+    assert re.findall(r"<td>(\w+)</td><td>(.*?)</td>.*?(\d+)%", text) == [("ada", "bob", "100")]
 
 
 def test_the_rubric_names_every_exercise(capsys):

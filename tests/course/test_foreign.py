@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 
+import nbformat
 import pytest
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
@@ -85,6 +86,7 @@ def answers(edit, name=NAME):
         ("N, stride_xm", "N: torch.Tensor, stride_xm"),
         ('-float("inf")', "-math.inf"),
         ("@triton", "%%time\n!nvidia-smi\nimport numpy as np\nfrom typing import Optional\n\n%matplotlib inline\n@triton"),
+        ("@triton", "1 / 0\nspeed = %timeit -o row_softmax(x, x)\nassert speed.best < 1\n%timeit 1\n@triton"),
         ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),
     ),
 )
@@ -173,6 +175,31 @@ def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():
     read, said = answers(edit)
     assert said == [] and "my_exp" in read.notes[0] and "os" not in read.answers["kernel"].split("my_exp(x)")[1][:60]
     assert "_exit" not in read.answers["kernel"]
+
+
+@pytest.mark.parametrize("place", ("setup", "launcher", "by-hand", "own"))
+@pytest.mark.parametrize(
+    "written",
+    (
+        "NEG = tl.constexpr(-float('inf'))",
+        "import math\nNEG = tl.constexpr(-math.inf)",
+        "A, NEG = 1, tl.constexpr(-float('inf'))",
+        "if True:\n    NEG = tl.constexpr(-float('inf'))",
+        "try:\n    from nowhere import NEG\nexcept ImportError:\n    NEG = tl.constexpr(-float('inf'))",
+        "a = -1.0\na *= 2\nb = a\nc = b * float('inf')\n%timeit c\nNEG = tl.constexpr(c)",
+    ),
+)
+def test_a_constant_counts_in_whichever_cell_it_stands(written, place):
+    def edit(made):
+        one = cell(made, "kernel")
+        one.source = one.source.replace('-float("inf")', "NEG") + "\nassert NEG.value == -float('inf')"
+        if place == "own":
+            made.cells.insert(2, nbformat.v4.new_code_cell(written))
+        else:
+            cell(made, place).source += f"\n{written}"
+
+    read, said = answers(edit)
+    assert said == [] and "NEG" in read.notes[0], read.notes
 
 
 def test_what_is_no_call_of_a_check_is_not_parsed():

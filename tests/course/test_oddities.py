@@ -137,6 +137,25 @@ def test_a_busy_machine_makes_no_submission_late(monkeypatch):
     assert asked == [4.0] and held.details == ["a call did not end within 4 seconds"]
 
 
+def test_behind_one_end_of_a_program_calls_are_run_and_behind_two_they_are_not():
+    ends, said = iter([wire.Closed, None, wire.Closed]), []
+
+    def ask(header, arrays=(), seconds=0.0):
+        if header["op"] != "load" and (end := next(ends)):
+            raise end
+        return {}, []
+
+    template = SimpleNamespace(start=lambda *_: SimpleNamespace(ask=ask, close=lambda: None))
+    held = bench.Bench(lambda: template, sandbox.Limits(), seconds=1.0, total=10.0)
+    for _ in range(5):
+        try:
+            said.append(held.ask("record", [], {"op": "record"}) and "run")
+        except bench.Told as told:
+            said.append(told.explained[0].partition(":")[0])
+    ended = "the program ended in the middle of the call"
+    assert said == [ended, "run", ended, "not run", "not run"] and held.incidents == ["crashed"] * 2
+
+
 def test_no_line_of_a_submission_begins_as_a_report_does():
     said = remote._plain("x\npassed  strides\nFAILED  a\nrow_softmax: 15 of 15 points\nmissing: y\nplain")
     assert REPORTED.split(said) == [said] and said.endswith("\nplain")

@@ -6,9 +6,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from kernels.check import exercise_of
+from tools.grading.assignment import CLINICS, read
 from tools.kernel_environment import ROOT
 
 README = (ROOT / "README.md").read_text()
+KILLED = (ROOT / "docs" / "kill_table.md").read_text()
 PLAN = (ROOT / "docs" / "instructor_guide.md").read_text()
 EXERCISES = sorted(ROOT.glob("solutions/*/*.ipynb"))
 WEEK = re.compile(r"^\| [\d–]+ \| ([\d, ]+) \| (.+?) \| ([\d, ]+) \| ([\d, ]+) \|$", flags=re.MULTILINE)
@@ -56,3 +59,27 @@ def test_the_plan_hands_out_an_exercise_behind_its_lessons(path):
 def test_the_plan_has_every_lesson_once():
     planned = [lesson for lessons, _ in weeks() for lesson in lessons]
     assert sorted(planned) == sorted(path.name[:2] for path in ROOT.glob("notebooks/*.ipynb"))
+
+
+KERNELS = [one for path in EXERCISES for one in read(path).checks if not one.name.startswith(CLINICS)]
+
+
+@pytest.mark.parametrize("one", KERNELS, ids=lambda one: one.name)
+def test_a_function_is_worth_what_the_guide_says(one):
+    stated = {
+        name.lower(): int(points) for name, points in re.findall(r"\*(Right|Compiles|Cheap)\* \((\d+)[ )]", PLAN)
+    }
+    exercise = exercise_of(one.name)
+    assert exercise.worth == stated and one.points == sum(stated.values())
+    assert [tier[0] for tier in exercise.cheap.tiers] == [stated["cheap"], 1]
+
+
+MISTAKES = re.findall(r"^\| (\d\d|all) \| ([^|]+) \| ([^|]+) \|$", PLAN, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("number", "mistake", "said"), MISTAKES, ids=lambda text: text[:30])
+def test_a_check_says_of_a_mistake_what_the_guide_says(number, mistake, said):
+    sections = KILLED.split("\n## ")
+    rows = [row for one in sections if number == "all" or one.startswith(f"{number}_") for row in one.splitlines()]
+    told = [row.rsplit(" | ", 1)[1].removesuffix(" |") for row in rows if row.count(" | ") == 3]
+    assert any(len(one) >= 20 and (one in said or said in one) for one in told), mistake

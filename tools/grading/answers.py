@@ -5,6 +5,7 @@ What is taken along are definitions, which are read here and never run.
 
 import ast
 import builtins
+import itertools
 import re
 import symtable
 
@@ -66,27 +67,33 @@ def joined(parts: list[str], wanted: set[str]) -> str | None:
 def helpers(source: str, others: list[str], known: set[str], lacking: set[str]) -> tuple[str, list[str]]:
     """``source`` with what it needs of other cells, and the names of that.
 
-    others: sources of the added cells, in order. known: names that the release or another answer gives. lacking: names
+    others: sources of the other cells, in order. known: names that the release or another answer gives. lacking: names
     that the answer itself should define.
     """
-    offered = {name: text for other in others for text in _definitions(other) for name in bound(text)}
-    taken: list[str] = []
+    own, read = _names(source)
+    if not (read | lacking) - own - known:  # nearly always, and to read every cell takes longer
+        return source, []
+    offered: dict[str, str] = {}
+    for text, anew in itertools.chain.from_iterable(map(_definitions, others)):
+        offered |= {name: text if anew else f"{offered.get(name, '')}\n{text}" for name in bound(text)}
+    taken: dict[str, str] = {}
     while len(taken) < MOST_PARTS:
-        own, read = _names(source)
+        own, read = _names("\n\n".join([source, *taken.values()]))
         wanted = (read | lacking) - own - known
         name = next((name for name in sorted(wanted) if name in offered), None)
         if name is None:
             break
-        taken.append(name)
-        source += f"\n\n{offered.pop(name)}"
-    return source, taken
+        taken[name] = offered.pop(name)
+    return "\n\n".join([source, *reversed(taken.values())]), [*taken]  # what another one needs comes before it
 
 
-def _definitions(source: str) -> list[str]:
-    """The texts of a cell's functions, classes, imports and assignments."""
+def _definitions(source: str) -> list[tuple[str, bool]]:
+    """The texts of a cell's functions, classes, imports, assignments and conditions, and whether what they bind is new."""
     source, error = python(source)
-    kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    anew = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    kinds = (*anew, ast.AugAssign, ast.If, ast.Try)
     found = [one for one in ast.parse("" if error else source).body if isinstance(one, kinds)]
     begins = [min(each.lineno for each in [one, *getattr(one, "decorator_list", [])]) for one in found]
     lines = source.split("\n")
-    return ["\n".join(lines[begin - 1 : one.end_lineno]) for begin, one in zip(begins, found)]
+    texts = ["\n".join(lines[begin - 1 : one.end_lineno]) for begin, one in zip(begins, found)]
+    return [(text, isinstance(one, anew)) for text, one in zip(texts, found)]

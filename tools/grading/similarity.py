@@ -1,33 +1,37 @@
 """Which answers are alike: pairs of students, and students beside the published solution.
 
-Names, numbers of spaces, comments and the released lines do not count: an answer is the set of windows of its syntax, each
-of some twelve nodes, with every name it made up replaced by its kind. Two answers of few lines are alike by nature, so a
-pair is only as suspicious as the windows that it shares with few others. The report says where to look; it decides nothing.
+Names, numbers of spaces, comments and the released lines do not count: an answer is the set of its windows, each of some
+sixteen words and signs, with every name it made up replaced by one. What many write says little, so a window weighs the
+less the more of the class have it; a copy is one all the same, and shares all of its weight, in a class of two and where
+ten copied. The report says where to look; it decides nothing.
 """
 
-import ast
 import collections
-import hashlib
 import html
+import io
 import itertools
+import keyword
+import math
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+import numpy as np
 
 from tools.grading import pages
-from tools.grading.answers import python
 from tools.grading.assignment import Assignment
 from tools.grading.results import Result
 
-WINDOW = 12
-RARE = 0.2  # a window that more than this part of the class has is common knowledge
-FEW = 8  # an answer with fewer rare windows is too short to tell anything
+WINDOW = 16
+BATCH = 4096  # windows that are looked at in one go
+FEW = 8  # an answer with fewer windows of its own is too short to tell anything
+_SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers and the part of the smaller one's rare windows that they share."""
+    """Two answers, the part of the lighter one that they share, by weight, and how many windows that is."""
 
     one: str
     other: str
@@ -35,83 +39,64 @@ class Pair:
     windows: int
 
 
-def windows(source: str, known: set[str] = frozenset()) -> set[str]:
-    """The windows of a source's syntax. ``known``: names that are given, and keep their own."""
+def windows(source: str, known: set[str]) -> set[int]:
+    """The windows of a source, as far as it can be read. ``known``: names that are given, and keep their own."""
+    words, kept = [], known | set(keyword.kwlist)
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    words, ahead = [], [tree]
-    while ahead:  # each function from its first line to its last, whatever stands before and behind it
-        node = ahead.pop()
-        ahead += reversed(list(ast.iter_child_nodes(node)))
-        word = type(node).__name__
-        if isinstance(node, (ast.Load, ast.Store, ast.Module)):
-            continue
-        if isinstance(node, ast.Name):
-            word = node.id if node.id in known else "name"
-        elif isinstance(node, ast.Attribute):
-            word = f".{node.attr}"
-        elif isinstance(node, ast.Constant):
-            word = repr(node.value) if isinstance(node.value, (int, float)) else "text"
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue
-        words.append(word)
-    spans = (" ".join(words[i : i + WINDOW]) for i in range(max(0, len(words) - WINDOW + 1)))
-    return {hashlib.blake2b(span.encode(), digest_size=8).hexdigest() for span in spans}
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            named = token.type == tokenize.NAME and token.string not in kept and words[-1:] != ["."]
+            if token.type not in _SILENT:
+                words.append("name" if named else "text" if token.type == tokenize.STRING else token.string)
+    except (SyntaxError, tokenize.TokenError):
+        pass  # what stands behind is no Python
+    return set(map(hash, zip(*(words[start:] for start in range(WINDOW)))))
 
 
-def pairs(answers: dict[str, str], released: str, known: set[str], beside: dict[str, str]) -> list[Pair]:
-    """All pairs that share rare windows, the most alike first.
+def pairs(
+    answers: dict[str, str], released: str, known: set[str], beside: dict[str, str], above: float = 0.0
+) -> list[Pair]:
+    """All pairs that share more than ``above``, the most alike first.
 
     answers: source by student. released: what everybody was given. beside: published sources by name, compared with each
     student and not with each other.
     """
     given = windows(released, known)
-    own = {name: windows(source, known) - given for name, source in answers.items()}
-    counts = collections.Counter(window for each in own.values() for window in each)
-    limit = max(2, RARE * len(own))
-    rare = {name: {window for window in each if counts[window] <= limit} for name, each in own.items()}
-    found = []
-    for one, other in itertools.combinations(sorted(own), 2):
-        found.append(_pair(one, other, rare[one], rare[other]))
-    for name, source in beside.items():
-        published = windows(source, known) - given
-        for student in own:
-            found.append(_pair(student, name, own[student], published))
-    return sorted(filter(None, found), key=lambda pair: (-pair.shared, -pair.windows, pair.one, pair.other))
-
-
-def _pair(one, other, first, second) -> Pair | None:
-    least = min(len(first), len(second))
-    common = len(first & second)
-    return Pair(one, other, common / least, common) if least >= FEW and common else None
+    own = {name: windows(source, known) - given for name, source in (answers | beside).items()}
+    own = {name: own[name] for name in [*sorted(answers), *beside] if len(own[name]) >= FEW}
+    counts = collections.Counter(itertools.chain.from_iterable(own.values()))
+    weight = {window: math.log(1 + len(own) / count) for window, count in counts.items()}
+    heavy = np.array([sum(map(weight.get, each)) for each in own.values()])
+    alike, common = np.zeros((len(own), len(own))), [window for window in counts if counts[window] > 1]
+    for start in range(0, len(common), BATCH):
+        some = common[start : start + BATCH]
+        has = np.array([[window in each for window in some] for each in own.values()], np.float64)
+        alike += has * [weight[window] for window in some] @ has.T
+    alike /= np.minimum.outer(heavy, heavy)
+    names, found = [*own], []
+    for i, j in np.argwhere(np.triu(alike, 1) > above):
+        one, other = names[i], names[j]
+        if one not in beside:
+            found.append(Pair(one, other, float(alike[i, j]), len(own[one] & own[other])))
+    return sorted(found, key=lambda pair: (-pair.shared, -pair.windows, pair.one, pair.other))
 
 
 def page_of(results: list[Result], assignments: dict[str, Assignment], solutions: Path, above: float = 0.5) -> str:
     """The report."""
     parts = ["<h1>Answers that are alike</h1>", f"<p>{html.escape(__doc__.partition(chr(10) * 2)[2])}</p>"]
-    for name in sorted({result.assignment for result in results}):
+    for name in sorted({result.assignment for result in results} & assignments.keys()):
         assignment = assignments[name]
-        known = assignment.names | {"tl", "triton", "gl"}
-        answers = {r.student: _readable(r.answers.values()) for r in results if r.assignment == name and r.answers}
+        answers = {r.student: "\n".join(r.answers.values()) for r in results if r.assignment == name}
         published = solutions / name / f"{name}.ipynb"
         cells = nbformat.read(published, as_version=4).cells if published.exists() else []
-        solution = _readable(cell.source for cell in cells if cell.get("id") in assignment.answers)
-        beside = {"the published solution": solution} if solution else {}
-        released = "\n\n".join(cell.source for cell in assignment.answers.values())
+        solution = "\n".join(cell.source for cell in cells if cell.get("id") in assignment.answers)
+        released = "\n".join(source for _, source in assignment.released)
+        known, beside = assignment.names | {"tl", "triton", "gl"}, {"the published solution": solution}
         rows = [
             f"<tr><td>{html.escape(pair.one)}</td><td>{html.escape(pair.other)}</td>"
             f'<td class="points">{pair.shared:.0%}</td><td class="points">{pair.windows}</td></tr>'
-            for pair in pairs(answers, released, known, beside)
-            if pair.shared >= above
+            for pair in pairs(answers, released, known, beside, above)
         ]
         parts.append(f"<h2>{html.escape(name)}</h2>")
         head = "<tr><th>student</th><th>and</th><th>shared</th><th>windows</th></tr>"
         parts.append(f"<table>{head}{''.join(rows)}</table>" if rows else "<p>No pair above the limit.</p>")
     return pages.page("Answers that are alike", "\n".join(parts))
-
-
-def _readable(cells) -> str:
-    """Of these cells those that Python can read, as one text."""
-    return "\n\n".join(text for text, error in map(python, cells) if not error)

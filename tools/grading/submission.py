@@ -239,19 +239,24 @@ class _Reader:
         return next((cell for cell in likely[:MOST_LIKELY] if wanted <= answers.bound(cell.source)), None)
 
     def _take_helpers(self):
-        """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
-        added = [cell for cell in self._added() if len(cell.source) <= MOST_CHARACTERS]
-        if not added or sum(len(cell.source) for cell in added) > 4 * MOST_CHARACTERS:
+        """Add to an answer what it uses of cells that do not count: the rest of a split cell, a helper, a constant."""
+        released = {cell.source.strip() for cell in self.assignment.notebook.cells}
+        others = [
+            cell.source for cell in self.cells
+            if cell.kind == "code" and not cell.graded and id(cell) not in self.taken
+            and cell.source.strip() not in released and len(cell.source) <= MOST_CHARACTERS
+        ]  # fmt: skip
+        if not others or sum(map(len, others)) > 4 * MOST_CHARACTERS:
             return
         written = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
         bound = {name: answers.bound(source) for name, source in written.items()}
         for name, source in written.items():
             lacking = self.assignment.defines.get(name, set()) - bound[name]
             known = (self.assignment.names - lacking).union(*(names for other, names in bound.items() if other != name))
-            text, taken = answers.helpers(source, [cell.source for cell in added], known, lacking)
+            text, taken = answers.helpers(source, others, known, lacking)
             if taken:
                 self.found.answers[name] = text
-                self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of an added cell: taken along")
+                self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of another cell: taken along")
 
     def _take_launchers(self):
         """A given cell that defines functions counts as the student has it, where it still defines them: as at home."""
