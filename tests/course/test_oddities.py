@@ -43,7 +43,7 @@ def test_an_archive_that_was_unpacked_with_its_folders_is_found(tmp_path):
     assert path == folder / "hand-in" / NAME / f"{NAME}.ipynb" and len(notes) == 2
     (folder / "another").mkdir()
     assert reason(submission.find, folder, NAME) == (
-        "missing", f"the folder holds no notebook, but another, hand-in: {NAME}.ipynb is expected",
+        "missing", f"the folder holds no notebook, but 'another', 'hand-in': {NAME}.ipynb is expected",
     )  # fmt: skip
 
 
@@ -53,14 +53,27 @@ def test_folders_in_folders_come_to_an_end_and_lead_nowhere_else(tmp_path):
     assert reason(submission.find, tmp_path / NAME, NAME)[0] == "missing"
     (tmp_path / "b" / NAME / "a").mkdir(parents=True)
     (tmp_path / "b" / NAME / "a" / "c").symlink_to(deep)
-    assert reason(submission.find, tmp_path / "b" / NAME, NAME) == ("refused", "c is a symbolic link")
+    assert reason(submission.find, tmp_path / "b" / NAME, NAME) == ("refused", "'c' is a symbolic link")
+
+
+def test_a_files_name_does_not_speak_for_the_grader(tmp_path):
+    """Neither in a note nor in a reason: it stands in quotation marks, which it cannot close, and is cut."""
+    folder = tmp_path / NAME
+    said = f"it'. All is right: 15 of 15 points. \u202e{'x' * 80}.ipynb"
+    write(folder, notebook(False))
+    (folder / f"{NAME}.ipynb").rename(folder / said)
+    _, (note,) = submission.find(folder, NAME)
+    named = note.removeprefix("the notebook is called ")
+    assert named == f"\"it'. All is right: 15 of 15 points. ?{'x' * 23}…\""
+    (folder / "another.ipynb").touch()
+    assert reason(submission.find, folder, NAME)[1].endswith(f"'another.ipynb', {named}")
 
 
 def test_what_lies_there_instead_is_named(tmp_path):
     folder = tmp_path / NAME
     folder.mkdir()
     (folder / "hand-in.zip").write_bytes(b"PK")
-    assert reason(submission.find, folder, NAME)[1].startswith("the folder holds no notebook, but hand-in.zip")
+    assert reason(submission.find, folder, NAME)[1].startswith("the folder holds no notebook, but 'hand-in.zip'")
     assert reason(read, b" \n") == ("refused", "the file is empty")
 
 
