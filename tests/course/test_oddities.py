@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from types import SimpleNamespace
 
 import nbformat
@@ -12,7 +13,7 @@ from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
 from tools.grading import answers as of_cells
-from tools.grading import bench, exchange, remote, sandbox, submission, timer
+from tools.grading import bench, exchange, judge, remote, sandbox, submission, timer
 from tools.grading.results import REPORTED
 from tools.grading.sandboxed import syscalls, wire
 
@@ -160,3 +161,26 @@ def test_a_machine_whose_calls_nobody_has_numbered_grades_nothing(monkeypatch):
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(syscalls.platform, "machine", lambda: "riscv64")
     assert "numbers of riscv64's system calls" in sandbox.why_not() and not syscalls.forbid()
+
+
+@pytest.mark.parametrize(
+    ("does", "status", "reason"),
+    (
+        (lambda: time.sleep(20), "out of time", "looking at what it did took too long"),
+        (lambda: bytearray(1 << 60), "crashed", "looking at what it did took too much memory"),
+    ),
+)
+def test_the_judges_own_work_has_limits(monkeypatch, does, status, reason):
+    """It is what no process of the sandbox does: reading a trace, comparing, waiting for the compiler."""
+    monkeypatch.setattr(judge, "_run", lambda *_: does())
+    monkeypatch.setattr("tools.grading.bench.patience", lambda: 1.0)
+    one = judge.Judge(unsafe=True, total=0.1)
+    found = one.judge("ada", ASSIGNMENTS[NAME], submission.Submission(dict.fromkeys(ASSIGNMENTS[NAME].answers, "")))
+    assert (found.status, found.reason, found.points) == (status, reason, 0)
+
+
+def test_a_limit_of_time_grows_while_others_keep_the_cores_busy():
+    asked = [0.01, 0.05, 0.02]
+    with pytest.raises(timer.TooLong), timer.within(lambda: asked.pop(0)):
+        time.sleep(20)
+    assert asked == []
