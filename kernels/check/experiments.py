@@ -1,10 +1,9 @@
 """What is wrong with a call, and why: its answer, the surroundings of its tensors, and its addresses are looked at."""
 
-from collections import Counter
 from typing import NamedTuple
 
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
-from numpy import argwhere, array_equal, isfinite
+from numpy import argwhere, array_equal, intersect1d, isfinite, union1d
 
 from kernels import runtime
 from kernels.check.explanations import explain_race
@@ -238,10 +237,10 @@ def conflicts(exercise, item, submission, case) -> Finding | None:
     if not traced.run.stored and _awaited(case):
         return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     for launch in traced.launches:
-        for name, found in launch.races().items():
-            read = {i for kind in ("load", "atomic") for each in launch.programs(name, kind).values() for i in each}
-            found = read.intersection(found)
-            if not found or any(launch.programs(other, "atomic") for other in launch.operands if other != name):
+        for name in launch.operands:
+            read = union1d(launch.elements(name, "load"), launch.elements(name, "atomic"))
+            found = intersect1d(launch.conflicts(name), read, assume_unique=True)
+            if not len(found) or any(len(launch.elements(other, "atomic")) for other in launch.operands if other != name):
                 continue
             tensor = case.tensor_of(launch.operands[name])
             name = tensor.name if tensor else name.removesuffix("_ptr")
@@ -258,16 +257,14 @@ def shares(exercise, item, submission, case) -> Finding | None:
         return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     written = set()
     for launch in traced.launches:
-        races = launch.races()
         for name, operand in launch.operands.items():
             out = next((out for out in case.outs if out.tensor is case.tensor_of(operand)), None)
             if out is None:
                 continue
-            if launch.programs(name, "store") or launch.programs(name, "atomic"):
+            if len(launch.elements(name, "store")) or len(launch.elements(name, "atomic")):
                 written.add(out.name)
-            updates = Counter(i for elements in launch.programs(name, "atomic").values() for i in elements)
-            shared = {i for i, programs in updates.items() if programs > 1} | races.get(name, {}).keys()
-            if shared:
+            shared = union1d(launch.elements(name, "atomic", programs=2), launch.conflicts(name))
+            if len(shared):
                 where = f"{len(shared)} of {out.answer.size} elements of {out.name} are updated by several programs"
                 return Finding(where, f"with {case.sizes}", item.otherwise)
     unwritten = [out.name for out in case.outs if out.answer.size and out.name not in written]

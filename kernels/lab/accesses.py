@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -154,15 +155,30 @@ class Launch:
 
     def _unique(self, name: str, write: bool) -> int:
         touched = [a.offsets for a in self._of(name) if (a.kind != "load") == write]
-        return len(np.unique(np.concatenate(touched))) * self.operands[name].itemsize if touched else 0
+        return len(distinct(np.concatenate(touched))) * self.operands[name].itemsize if touched else 0
 
     def programs(self, name: str, kind: str | None = None) -> dict[tuple[int, int, int], list[int]]:
         """Which elements each program touches, program -> sorted flat indices: by loads, stores and atomics, or one
         ``kind`` of them."""
+        return {program: elements.tolist() for program, elements in self._touched(name, kind)}
+
+    def _touched(self, name: str, kind: str | None = None) -> Iterator[tuple[tuple[int, int, int], np.ndarray]]:
+        """``programs`` as arrays, one after the other: all of them together could be more than there is memory for."""
         touched: dict[tuple[int, int, int], list[np.ndarray]] = {}
         for access in self._of(name, kind):
             touched.setdefault(access.program, []).append(access.offsets)
-        return {program: np.unique(np.concatenate(parts)).tolist() for program, parts in touched.items()}
+        return ((program, distinct(np.concatenate(parts))) for program, parts in touched.items())
+
+    def elements(self, name: str, kind: str | None = None, *, programs: int = 1) -> np.ndarray:
+        """Flat indices, sorted, of the elements that at least so many programs touch, or do one ``kind`` of access to."""
+        counts = np.zeros(math.prod(self.operands[name].shape), dtype=np.int32)
+        for _, elements in self._touched(name, kind):
+            counts[elements] += 1
+        return np.flatnonzero(counts >= programs)
+
+    def conflicts(self, name: str) -> np.ndarray:
+        """The elements of ``races`` of one tensor, sorted: those that one program stores and another touches."""
+        return np.intersect1d(self.elements(name, "store"), self.elements(name, programs=2), assume_unique=True)
 
     def outside(self) -> list[Access]:
         """The accesses with active lanes outside their tensor: before it, past it, or in a strided view's gaps."""
@@ -181,15 +197,12 @@ class Launch:
         """
         found = {}
         for name in self.operands:
-            stores, others = self.programs(name, "store"), self.programs(name)
-            stored = {i for elements in stores.values() for i in elements}
-            touching: dict[int, list] = {}
-            for program, elements in others.items():
-                for i in stored.intersection(elements):
-                    touching.setdefault(i, []).append(program)
-            conflicts = {i: touching[i] for i in sorted(touching) if len(touching[i]) > 1}
-            if conflicts:
-                found[name] = conflicts
+            touching: dict[int, list] = {i: [] for i in self.conflicts(name).tolist()}
+            for program, elements in self._touched(name) if touching else ():
+                for i in touching.keys() & elements.tolist():
+                    touching[i].append(program)
+            if touching:
+                found[name] = touching
         return found
 
     def table(self) -> None:

@@ -13,12 +13,13 @@ from html.parser import HTMLParser
 
 import nbformat
 import pytest
+from pygments.lexers import PythonLexer
 
 from kernels import check
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
 from tools.desk import main
-from tools.grading import bundle, collect, feedback, marks, pages, plots, similarity
+from tools.grading import bundle, collect, feedback, foreign, marks, pages, plots, similarity
 from tools.grading.assignment import read
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, Late, NotACourse, read_roster
@@ -84,6 +85,23 @@ def test_the_line_that_repeats_a_check_is_one_that_it_takes(name, drawn, capsys)
     one.checks = [Outcome(name, function, 0.0, 4.0, 5, [], f"{name}: 0 of 4 points{drawn}\n")]
     (line,) = re.findall(r"check\.\w+\(.*?\)", html.unescape(feedback.page_of(ASSIGNMENT, one, {}, None).split("<h2>The")[0]))
     assert eval(line, {"check": check, function: None}) == 0
+
+
+def test_a_page_shows_what_would_turn_its_text_around():
+    said = "if level != 'none\u202e \u2066# nobody\u2069 \u2066':"
+    for shown in (pages.code(said), foreign.shown(said), feedback.page_of(ASSIGNMENT, result(reason=said), {}, None)):
+        assert not set(shown) & set("\u202e\u2066\u2069") and "\\u202e" in shown
+
+
+def test_colours_take_no_square_of_a_texts_length(monkeypatch):
+    """At each line the lexer's first pattern takes all blank lines that follow; and a long text has no colours."""
+    looked = []
+    monkeypatch.setattr(PythonLexer, "get_tokens_unprocessed", lambda self, text, *_: looked.append(text) or ())
+    pages.code("x = 1\n" + " \n\t\n\x0c\n\u2028\n" * 1000 + "y = 2")
+    pages.code("a = 1\n" * 29_000)
+    assert looked == ["x = 1\n" + "\n" * 4000 + "y = 2\n"]
+    monkeypatch.undo()
+    assert pages.code("a = 1\n" * 29_000).count("linenos") == 29_000
 
 
 @pytest.mark.parametrize("status", ("missing", "refused"))

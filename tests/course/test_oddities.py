@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from types import SimpleNamespace
 
 import nbformat
@@ -12,7 +13,7 @@ from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
 from tools.grading import answers as of_cells
-from tools.grading import bench, exchange, remote, sandbox, submission, timer
+from tools.grading import bench, exchange, judge, remote, sandbox, submission, timer
 from tools.grading.results import REPORTED
 from tools.grading.sandboxed import syscalls, wire
 
@@ -43,7 +44,7 @@ def test_an_archive_that_was_unpacked_with_its_folders_is_found(tmp_path):
     assert path == folder / "hand-in" / NAME / f"{NAME}.ipynb" and len(notes) == 2
     (folder / "another").mkdir()
     assert reason(submission.find, folder, NAME) == (
-        "missing", f"the folder holds no notebook, but another, hand-in: {NAME}.ipynb is expected",
+        "missing", f"the folder holds no notebook, but 'another', 'hand-in': {NAME}.ipynb is expected",
     )  # fmt: skip
 
 
@@ -53,14 +54,27 @@ def test_folders_in_folders_come_to_an_end_and_lead_nowhere_else(tmp_path):
     assert reason(submission.find, tmp_path / NAME, NAME)[0] == "missing"
     (tmp_path / "b" / NAME / "a").mkdir(parents=True)
     (tmp_path / "b" / NAME / "a" / "c").symlink_to(deep)
-    assert reason(submission.find, tmp_path / "b" / NAME, NAME) == ("refused", "c is a symbolic link")
+    assert reason(submission.find, tmp_path / "b" / NAME, NAME) == ("refused", "'c' is a symbolic link")
+
+
+def test_a_files_name_does_not_speak_for_the_grader(tmp_path):
+    """Neither in a note nor in a reason: it stands in quotation marks, which it cannot close, and is cut."""
+    folder = tmp_path / NAME
+    said = f"it'. All is right: 15 of 15 points. \u202e{'x' * 80}.ipynb"
+    write(folder, notebook(False))
+    (folder / f"{NAME}.ipynb").rename(folder / said)
+    _, (note,) = submission.find(folder, NAME)
+    named = note.removeprefix("the notebook is called ")
+    assert named == f"\"it'. All is right: 15 of 15 points. ?{'x' * 23}…\""
+    (folder / "another.ipynb").touch()
+    assert reason(submission.find, folder, NAME)[1].endswith(f"'another.ipynb', {named}")
 
 
 def test_what_lies_there_instead_is_named(tmp_path):
     folder = tmp_path / NAME
     folder.mkdir()
     (folder / "hand-in.zip").write_bytes(b"PK")
-    assert reason(submission.find, folder, NAME)[1].startswith("the folder holds no notebook, but hand-in.zip")
+    assert reason(submission.find, folder, NAME)[1].startswith("the folder holds no notebook, but 'hand-in.zip'")
     assert reason(read, b" \n") == ("refused", "the file is empty")
 
 
@@ -166,3 +180,26 @@ def test_a_machine_whose_calls_nobody_has_numbered_grades_nothing(monkeypatch):
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(syscalls.platform, "machine", lambda: "riscv64")
     assert "numbers of riscv64's system calls" in sandbox.why_not() and not syscalls.forbid()
+
+
+@pytest.mark.parametrize(
+    ("does", "status", "reason"),
+    (
+        (lambda: time.sleep(20), "out of time", "looking at what it did took too long"),
+        (lambda: bytearray(1 << 60), "crashed", "looking at what it did took too much memory"),
+    ),
+)
+def test_the_judges_own_work_has_limits(monkeypatch, does, status, reason):
+    """It is what no process of the sandbox does: reading a trace, comparing, waiting for the compiler."""
+    monkeypatch.setattr(judge, "_run", lambda *_: does())
+    monkeypatch.setattr("tools.grading.bench.patience", lambda: 1.0)
+    one = judge.Judge(unsafe=True, total=0.1)
+    found = one.judge("ada", ASSIGNMENTS[NAME], submission.Submission(dict.fromkeys(ASSIGNMENTS[NAME].answers, "")))
+    assert (found.status, found.reason, found.points) == (status, reason, 0)
+
+
+def test_a_limit_of_time_grows_while_others_keep_the_cores_busy():
+    asked = [0.01, 0.05, 0.02]
+    with pytest.raises(timer.TooLong), timer.within(lambda: asked.pop(0)):
+        time.sleep(20)
+    assert asked == []

@@ -1,5 +1,7 @@
 """``trace`` counts what kernels request, to the byte, and finds every access outside its tensor."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import Trace, trace
-from kernels.lab.accesses import Operand
+from kernels.lab.accesses import Access, Launch, Operand
 
 
 @triton.jit
@@ -241,6 +243,25 @@ def test_expanded_tensors_count_memory_not_indices():
     assert t.outside() == []
     t = trace(strided, (1,), torch.zeros(4, 8), row.expand(4, 8), 8, 1, M=4, N=8)
     assert t.outside()[0].outside.min() == 8 and t.writes_everywhere("dst")
+
+
+def test_conflicts_are_counted_by_arrays():
+    """Eight programs on all of a large tensor: no element becomes an object of Python's, which takes 32 bytes."""
+    size = 1 << 16
+    everything = np.arange(size)
+
+    def access(program, kind):
+        return Access("k", (program, 0, 0), 0, kind, "x", everything, everything[:0], 4 * size, size // 8, 1, "line")
+
+    launch = Launch("k", (8,), {"x": Operand("x", (size,), (1,), 4, "float32")})
+    launch.accesses += [access(program, kind) for program in range(8) for kind in ("load", "store")]
+    tracemalloc.start()
+    assert np.array_equal(launch.conflicts("x"), everything) and not launch.elements("x", "atomic").size
+    assert len(launch.elements("x", "load", programs=8)) == size and not len(launch.elements("x", programs=9))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 80 * size, most
+    assert launch.races()["x"][7] == [(program, 0, 0) for program in range(8)]
 
 
 def test_races():

@@ -22,12 +22,16 @@ class Bench:
         self.incidents: list[str] = []  # "out of time" or "crashed", as they happened
         self.details: list[str] = []
 
+    @property
+    def total(self) -> float:
+        """Seconds that all calls together may take, by the longest patience that was needed so far."""
+        self._patience = max(self._patience, patience())
+        return self._total * self._patience
+
     def ask(self, room: str, cells: list, header: dict, arrays=()) -> tuple[dict, list]:
         """Send a request to the process of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
-        now = patience()
-        self._patience = max(self._patience, now)
-        left = self._start + self._total * self._patience - time.monotonic()
-        seconds = min(self._seconds * now, left)
+        left = self._start + self.total - time.monotonic()
+        seconds = min(self._seconds * patience(), left)
         if len(self.incidents) >= LIVES or left <= 0:
             if left <= 0 and "out of time" not in self.incidents:
                 self._lost("out of time", "the submission's time is used up")

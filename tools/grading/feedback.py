@@ -40,7 +40,7 @@ def page_of(assignment: Assignment, result: Result, about: dict, mark: dict | No
 def _about(result, name) -> str:
     handed_in = _date(result.submitted)
     when = f", handed in {handed_in}" if handed_in else ""
-    return f'<p class="about">{html.escape(name)} ({html.escape(result.student)}){when}</p>'
+    return f'<p class="about">{_text(name)} ({_text(result.student)}){when}</p>'
 
 
 def _date(text: str) -> str:
@@ -115,7 +115,7 @@ def _cell(cell, result) -> str:
 
 
 def _text(value: str) -> str:
-    return html.escape(str(value))
+    return html.escape(foreign.visible(str(value)))
 
 
 def results_of(course: Course) -> list[Result]:

@@ -1,7 +1,9 @@
 """Words by others, made harmless for whoever shows them: a terminal, a table, a database, a page."""
 
 import html
+import re
 
+_TURNING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # marks of direction, of Unicode's annex 9
 _FORMULAS = frozenset("=+-@\t\r\n＝＋－＠")  # noqa: RUF001  wide signs are taken for the narrow ones
 
 
@@ -17,6 +19,16 @@ def cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value
 
 
+def named(name: str) -> str:
+    """A file's name in quotation marks and cut, so that no words in it are taken for the grader's."""
+    return repr(plain(name, 60))
+
+
+def visible(text: str) -> str:
+    """Text that is read in the order in which it is written: what would turn it around is shown by its number."""
+    return _TURNING.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text)
+
+
 def storable(text: str) -> str:
     """Text without halves of surrogate pairs, which JSON can hold and no file can."""
     return text.encode("utf-8", "replace").decode()
@@ -27,5 +39,5 @@ def shown(text: str) -> str:
 
     nbconvert, and so formgrader, would make a link of ``[x](javascript:...)``, run diagrams, and let MathJax obey ``\\href``.
     """
-    line = html.escape(text).replace("$", "&#36;").replace("\n", "&#10;")
+    line = html.escape(visible(text)).replace("$", "&#36;").replace("\n", "&#10;")
     return f'<pre class="tex2jax_ignore mathjax_ignore">{line}</pre>'

@@ -24,7 +24,7 @@ from tools.grading.remote import Remote, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template, compiler
 from tools.grading.submission import Submission, Unusable
-from tools.grading.timer import MOST_PATIENCE, TooLong, patience, within
+from tools.grading.timer import TooLong, patience, within
 
 COMPILER_SECONDS = 30  # for one kernel, of which honest ones take a tenth: what takes longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
@@ -77,27 +77,29 @@ class Judge:
         result.texts = dict(submission.texts)
         _fork_server.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
         try:
-            with within(2 * self.total * MOST_PATIENCE + 60), _fork_server.confined(self._compiler):
+            with _fork_server.confined(self._compiler):
                 self._hold(assignment, submission, result)
         except Unusable as unusable:
             result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []
-        except TooLong:
-            result.status, result.reason = "out of time", "looking at what it did took too long"
+        except (TooLong, MemoryError) as end:
+            much = ("out of time", "long") if isinstance(end, TooLong) else ("crashed", "much memory")
+            result.status, result.reason = much[0], f"looking at what it did took too {much[1]}"
             result.points = sum(one.points for one in result.checks)
         result.seconds = round(time.monotonic() - start, 3)
         return result
 
     def _hold(self, assignment, submission, result) -> None:
         """Every check of a submission, into its result."""
-        cells = self._cells(assignment, submission)
         limits = self.limits
         if assignment.pipelines:
             limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
         needs = [name for name in ("program", "pipelines") if getattr(assignment, name)]
         bench = Bench(self.template, limits, self.seconds, self.total, needs)
         try:
-            for one in assignment.checks:
-                result.checks.append(self._check(one, assignment, cells, bench))
+            with within(lambda: 2 * bench.total):  # what is done here, the compiler's work too, counts as well
+                cells = self._cells(assignment, submission)
+                for one in assignment.checks:
+                    result.checks.append(self._check(one, assignment, cells, bench))
         finally:
             bench.close()
         result.points = sum(one.points for one in result.checks)

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import queue
+import resource
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tools.grading.results import Result
 from tools.grading.timer import TooLong, within
 
 TRIES = 2  # how often a submission is tried whose judge came to its end
+MEMORY = 4 << 30  # bytes of a judge in a process of its own, of which an honest submission needs a tenth
 READ_SECONDS = 60  # for a notebook, which takes a hundredth of one
 
 
@@ -90,6 +92,8 @@ def _begin(*how) -> None:
     atexit.register(leave)  # before anything else is registered: so it comes last
     threading.Thread(target=_follow, daemon=True).start()
     begin(*how)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, most))
 
 
 def _follow() -> None:
@@ -136,7 +140,7 @@ def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: 
     try:
         if unusable is not None:
             raise unusable
-        with within(READ_SECONDS):
+        with within(lambda: READ_SECONDS):
             handed_in = submission.read(data, assignment)
     except TooLong:
         unusable = submission.Unusable("refused", f"reading the notebook takes longer than {READ_SECONDS} s")

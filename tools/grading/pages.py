@@ -10,9 +10,12 @@ import mistune
 from latex2mathml.converter import convert
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+from pygments.lexers import PythonLexer, TextLexer
+
+from tools.grading import foreign
 
 _MATHS = re.compile(r"(?s)(?P<code>```.*?```|``.+?``|`[^`\n]*`)|\$\$(?P<display>.+?)\$\$|\$(?P<inline>[^$]+?)\$")
+MOST_COLOURED = 30_000  # characters, of which an honest answer has a tenth
 _FORMATTER = HtmlFormatter(linenos="inline", nobackground=True)
 
 STYLE = """
@@ -59,8 +62,10 @@ def markdown(text: str) -> str:
 
 
 def code(source: str) -> str:
-    """Python with line numbers, as the diagnoses count them."""
-    return highlight(source, PythonLexer(stripnl=False), _FORMATTER)
+    """Python with line numbers, as the diagnoses count them; colours are a short text's."""
+    # At each line the lexer looks through all blank ones that follow: it needs them empty.
+    source = "\n".join("" if line.isspace() else line for line in foreign.visible(source).split("\n"))
+    return highlight(source, (PythonLexer if len(source) <= MOST_COLOURED else TextLexer)(stripnl=False), _FORMATTER)
 
 
 def page(title: str, body: str) -> str:

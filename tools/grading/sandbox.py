@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -53,18 +54,19 @@ def why_not() -> str:
         return "bubblewrap is not installed (apt install bubblewrap)"
     if why := syscalls.why_not():
         return f"a sandboxed process cannot be kept from memory beyond its limits: {why}"
-    tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
+    command = [*_wrapped(), "--", sys.executable, "-I", "-S", "-c", ""]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
 
 
 def _places() -> list[str]:
-    """Folders that Python itself needs, each at its own place."""
-    wanted = [sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))]
-    wanted += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    """What Python itself needs, each at its own place. Of the system's Python these are parts of /usr, not all of it."""
+    wanted, program = [sys.prefix, sys.base_prefix, sys.exec_prefix], Path(sys.executable).resolve()
+    wanted = [path for path in wanted if path != "/usr"] + [sysconfig.get_path("stdlib"), *_packages()]
+    wanted += map(str, program.parent.glob("python3*"))  # by whichever of its names an environment's link calls it
     kept = []
     for place in sorted({os.path.abspath(path) for path in wanted}, key=len):
-        inside = any(place == other or place.startswith(other + os.sep) for other in (*kept, "/usr"))
-        if os.path.isdir(place) and not inside:
+        if os.path.exists(place) and not any(place == other or place.startswith(other + os.sep) for other in kept):
             kept.append(place)
     return kept
 
@@ -75,12 +77,13 @@ def _wrapped() -> list[str]:
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.getuid() != 0:
         command += ["--unshare-user"]
-    command += ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib64", "lib32"):
+    for name in ("lib", "lib64", "lib32", "usr/lib64", "usr/lib32", f"usr/lib/{sysconfig.get_config_var('MULTIARCH')}"):
         place = Path("/", name)
+        command += _folders(place.parent)
         if place.is_symlink():
             command += ["--symlink", os.readlink(place), str(place)]
-        elif place.is_dir():
+            place = place.resolve() if place.parent.name == "usr" else place
+        if place.is_dir() and not place.is_symlink():
             command += ["--ro-bind", str(place), str(place)]
     for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"):
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]

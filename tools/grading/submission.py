@@ -6,6 +6,7 @@ what could not has a status and a reason.
 
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -56,26 +57,31 @@ def find(folder: Path, name: str, depth: int = 0) -> tuple[Path, list[str]]:
         raise Unusable("refused", f"{folder.name} cannot be read: {os.strerror(error.errno)}") from None
     for entry in entries:
         if entry.is_symlink():
-            raise Unusable("refused", f"{entry.name} is a symbolic link")
+            raise Unusable("refused", f"{foreign.named(entry.name)} is a symbolic link")
     shown = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
     notebooks = [entry.name for entry in shown if entry.name.endswith(".ipynb")]
     if not notebooks:
         inner = [entry.name for entry in shown if entry.is_dir()]
         if len(inner) == 1 and depth < DEEPEST:  # an archive that was unpacked with its folder
             path, notes = find(folder / inner[0], name, depth + 1)
-            return path, [*notes, foreign.plain(f"the notebook lies in the folder {inner[0]}", MOST_NOTE)]
-        there = ", ".join(entry.name for entry in shown if entry.name != "timestamp.txt")
-        there = f", but {there[:200]}" if there else ""
+            return path, [*notes, foreign.plain(f"the notebook lies in the folder {foreign.named(inner[0])}", MOST_NOTE)]
+        there = _names(entry.name for entry in shown if entry.name != "timestamp.txt")
+        there = f", but {there}" if there else ""
         raise Unusable("missing", f"the folder holds no notebook{there}: {name}.ipynb is expected")
     if f"{name}.ipynb" in notebooks:
         others = [other for other in notebooks if other != f"{name}.ipynb"]
-        notes = [foreign.plain(f"beside it, left out: {', '.join(others)}", MOST_NOTE)] if others else []
+        notes = [foreign.plain(f"beside it, left out: {_names(others)}", MOST_NOTE)] if others else []
         return folder / f"{name}.ipynb", notes
     if len(notebooks) > 1:
         raise Unusable(
-            "refused", f"{len(notebooks)} notebooks, none of them {name}.ipynb: {', '.join(notebooks)[:200]}"
+            "refused", f"{len(notebooks)} notebooks, none of them {name}.ipynb: {_names(notebooks)}"
         )
-    return folder / notebooks[0], [foreign.plain(f"the notebook is called {notebooks[0]}", MOST_NOTE)]
+    return folder / notebooks[0], [foreign.plain(f"the notebook is called {foreign.named(notebooks[0])}", MOST_NOTE)]
+
+
+def _names(names) -> str:
+    """The first of some files' names."""
+    return ", ".join(map(foreign.named, itertools.islice(names, 4)))
 
 
 def load(path: Path) -> bytes:
@@ -83,15 +89,16 @@ def load(path: Path) -> bytes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise Unusable("refused", f"{path.name} cannot be opened: {os.strerror(error.errno)}") from None
+        raise Unusable("refused", f"{foreign.named(path.name)} cannot be opened: {os.strerror(error.errno)}") from None
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode):
         os.close(handle)
-        raise Unusable("refused", f"{path.name} is no file")
+        raise Unusable("refused", f"{foreign.named(path.name)} is no file")
     with os.fdopen(handle, "rb") as file:
         if about.st_size > MOST_BYTES:
             sizes = f"{about.st_size >> 20} MB, {MOST_BYTES >> 20} are the most"
-            raise Unusable("refused", f"{path.name} is too large: {sizes}. Saved without its outputs, it is small")
+            said = f"is too large: {sizes}. Saved without its outputs, it is small"
+            raise Unusable("refused", f"{foreign.named(path.name)} {said}")
         return file.read(MOST_BYTES + 1)
 
 

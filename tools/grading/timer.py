@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 
 MOST_PATIENCE = 4.0
 
@@ -20,19 +22,26 @@ class TooLong(BaseException):
     """More time was taken than any submission needs."""
 
 
-def _too_long(*_):
-    raise TooLong
-
-
 @contextlib.contextmanager
-def within(seconds: float):
-    """Raise ``TooLong`` in the block after so long; signals reach the main thread alone, elsewhere there is no limit."""
+def within(seconds: Callable[[], float]):
+    """Raise ``TooLong`` in the block after ``seconds()``, which may have become more by then.
+
+    Signals reach the main thread alone, elsewhere there is no limit.
+    """
+    start = time.monotonic()
+
+    def ring(*_):
+        left = start + seconds() - time.monotonic()
+        if left <= 0:
+            raise TooLong
+        signal.setitimer(signal.ITIMER_REAL, left)
+
     watched = threading.current_thread() is threading.main_thread()
     if watched:
-        signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(int(seconds))
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, seconds())
     try:
         yield
     finally:
         if watched:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)

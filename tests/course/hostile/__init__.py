@@ -329,7 +329,7 @@ ATTACKS = (
         "answer without its metadata", edited(_lost_metadata, True), "graded", FULL, "another cell defines the same"
     ),
     refused("answer deleted", edited(_deleted("kernel"), True), "answer cell kernel is not in the notebook"),
-    Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called my_solution.ipynb"),
+    Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called 'my_solution.ipynb'"),
     refused(
         "another exercise", raw(lambda folder: write(folder, notebook(True, "02_tiled_matmul"))), "another exercise"
     ),

@@ -63,6 +63,15 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
     )
 
 
+def test_of_the_system_it_sees_libraries_and_python(template, compiler):
+    """No program, nothing that somebody installed: what a cell could read there is not known."""
+    tell = "import os\nraise ValueError([p for p in {!r} if os.path.isdir(p) and os.listdir(p)], 'end')"
+    places = ["/usr/bin", "/usr/sbin", "/usr/share", "/usr/src", "/usr/include", "/usr/libexec", "/usr/games", "/usr/lib/ssl"]
+    own = [place for place in places if any(each.startswith(place + "/") for each in sandbox._places())]
+    for says in (lambda source: told(template, source), compiler):
+        assert f"({own}, 'end')" in says(tell.format(places))
+
+
 @pytest.fixture(scope="module")
 def compiler():
     """What the compiler says of any text, in the sandbox that a judge gives it."""
