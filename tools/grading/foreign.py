@@ -1,8 +1,10 @@
 """Words by others, made harmless for whoever shows them: a terminal, a table, a database, a page."""
 
 import html
+import re
 
-_FORMULAS = frozenset("=+-@\t\r\n＝＋－＠")  # noqa: RUF001  wide signs are taken for the narrow ones
+# Where a spreadsheet may see a cell begin, also one that is told to cut at semicolons, with a formula's sign behind it.
+_FORMULA = re.compile(r'(^|[;\t\r\n])([\s"]*)(?=[-=+@＝＋－＠])')  # noqa: RUF001  wide signs are as narrow ones
 
 
 def plain(text: object, most: int = 2000, lines: bool = False) -> str:
@@ -13,8 +15,11 @@ def plain(text: object, most: int = 2000, lines: bool = False) -> str:
 
 
 def cell(value: object) -> object:
-    """A table's cell which a spreadsheet takes for text, and not for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value
+    """A table's cell which a spreadsheet takes for text, and not for a formula, wherever it cuts."""
+    if not isinstance(value, str):
+        return value
+    text = _FORMULA.sub(r"\1\2'", value)
+    return f"'{text}" if text[:1] in ("\t", "\r", "\n") else text
 
 
 def storable(text: str) -> str:
