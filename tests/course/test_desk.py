@@ -336,6 +336,18 @@ def test_a_failed_judge_costs_no_mark_and_is_tried_again(tmp_path):
     assert not batch._known(task)
 
 
+def test_no_points_are_no_silence(tmp_path):
+    batch = one_submission(tmp_path, "ada")
+    (task,) = batch._tasks()
+    none = result(points=0.0, key=task.key)
+    none.checks[0].lines = [Line("strides", "failed", 0.0, 3.0, LONG)]
+    with Book(batch.course.gradebook) as book:
+        book.declare(batch.assignments[NAME])
+        batch._keep(task, none, book)
+        batch._keep(task, none, book)
+    assert [note for note in none.notes if "no points" in note] == [f"no points: {LONG.splitlines()[0][:300]}"]
+
+
 def test_names_that_differ_in_spelling_alone_are_warned_about(tmp_path):
     batch = one_submission(tmp_path, "zo\u00e9", "zoe\u0301", "ada b", "Ada  B", "bob")
     batch._tasks()

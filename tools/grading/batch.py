@@ -207,6 +207,11 @@ class Batch:
             result.answers, result.texts = before.answers, before.texts
             result.notes.append("the mark is an earlier mark; the next run tries it again")
         result.most = result.most or self.assignments[task.assignment].points
+        if result.status == "graded" and not result.points:
+            said = (line.text for check in result.checks for line in check.lines if line.outcome != "passed")
+            first = next((text.splitlines()[0] for text in said if text), "no check said why")
+            if (note := f"no points: {foreign.plain(first, submission.MOST_NOTE)}") not in result.notes:
+                result.notes.append(note)
         self.results[task.student, task.assignment] = self._dated(result)
         files.write(self._place(task.student, task.assignment), json.dumps(result.to_json(), indent=1))
         self._enter(book, result)
