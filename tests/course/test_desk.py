@@ -19,7 +19,7 @@ from kernels import check
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
 from tools.desk import main
-from tools.grading import bundle, collect, feedback, foreign, marks, pages, plots, similarity
+from tools.grading import bundle, collect, feedback, foreign, judges, marks, pages, plots, similarity
 from tools.grading.assignment import read
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, Late, NotACourse, read_roster
@@ -196,6 +196,27 @@ def test_one_damaged_file_of_a_download_keeps_nobody_elses_back(tmp_path):
     assert found == ["Ada B. Lovelace.ipynb", "Ada B. Other.ipynb", "class/b/01.ipynb"]
 
 
+def test_no_student_of_a_download_stops_the_others(tmp_path, monkeypatch):
+    """Two notebooks of one name count once, the outermost; a broken archive and hidden folders are left out."""
+    place = tmp_path / "downloaded" / NAME
+    (place / "archive" / "folder.zip").mkdir(parents=True)
+    (place / "archive" / "Ada Lovelace_3_assignsubmission_file_own.zip").write_bytes(b"PK")
+    with zipfile.ZipFile(place / "archive" / "class.zip", "w") as archive:
+        for name in [f"Eve Evil_2_assignsubmission_file_/{inner}{NAME}.ipynb" for inner in ("!old/", "", "old/", ".x/")]:
+            archive.writestr(name, name)
+        archive.writestr(f"{NAME}.ipynb", "of nobody")
+        archive.writestr(f"Ada Lovelace_1_assignsubmission_file_/{NAME}.ipynb", "{}")
+    (tmp_path / "roster.csv").write_text("student_id,last_name,first_name\nada,Lovelace,Ada\neve,Evil,Eve\n")
+    monkeypatch.chdir(tmp_path)
+    collect.Notebooks().extract(str(place / "archive"), str(place / "extracted"))
+    collector, found = collect.Platforms(), {}
+    for path in sorted((place / "extracted").rglob("*.ipynb")):
+        if about := collector.collect(str(path)):
+            assert about["student_id"] not in found
+            found[about["student_id"]] = path.relative_to(place / "extracted" / "class").parts[1:]
+    assert found == {"ada": (f"{NAME}.ipynb",), "eve": (f"{NAME}.ipynb",)}
+
+
 def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
     def packed(members):
         data = io.BytesIO()
@@ -300,6 +321,7 @@ def test_who_came_late_and_who_is_missing(tmp_path):
     with open(tmp_path / "build" / "marks.csv", newline="") as file:
         ada, bob, zoe = csv.DictReader(file)
     assert (bob["status"], "nobody noted when" in bob["notes"], "nobody" in ada["notes"]) == ("graded", True, False)
+    assert "in time" not in bob["notes"]
     assert (ada["status"], ada["raw_score"], ada["late_submission_penalty"], ada["score"]) == (
         "late",
         "7.0",
@@ -309,6 +331,57 @@ def test_who_came_late_and_who_is_missing(tmp_path):
     assert (zoe["status"], zoe["score"], zoe["last_name"]) == ("missing", "", "Zed")
     copy = nbformat.read(tmp_path / "autograded" / "ada" / NAME / f"{NAME}.ipynb", 4)
     assert [SCRIPT in cell.source for cell in copy.cells if cell.id == "kernel"] == [True]  # code is shown as text
+
+
+def one_submission(root, *students):
+    """A course of one assignment, and a submission of each student that no judge need read."""
+    for student in students:
+        place = root / "submitted" / student / NAME
+        place.mkdir(parents=True)
+        (place / f"{NAME}.ipynb").write_text("{}")
+    shutil.copytree(ROOT / "exercises" / NAME, root / "exercises" / NAME)
+    return Batch(Course.at(root), How(quiet=True))
+
+
+def test_a_file_that_changes_meanwhile_is_kept_under_what_was_judged(tmp_path):
+    batch = one_submission(tmp_path, "ada")
+    (task,) = batch._tasks()
+    place = task.folder / f"{NAME}.ipynb"
+    place.write_text("[]")
+    kept = judges.judged(task)
+    assert kept.key not in ("", task.key) and [kept.key] == [new.key for new in batch._tasks()]
+
+
+def test_a_failed_judge_costs_no_mark_and_is_tried_again(tmp_path):
+    batch = one_submission(tmp_path, "ada")
+    (task,) = batch._tasks()
+    with Book(batch.course.gradebook) as book:
+        book.declare(batch.assignments[NAME])
+        batch._keep(task, result("ada", key="of another version"), book)
+        batch._keep(task, judges.crashed(task, "the judge failed: ValueError"), book)
+        assert book.mark(NAME, "ada")["raw_score"] == 7.0
+    kept = batch.results["ada", NAME]
+    assert (kept.status, kept.points, "earlier mark" in kept.notes[-1]) == ("crashed", 7.0, True)
+    assert not batch._known(task)
+
+
+def test_no_points_are_no_silence(tmp_path):
+    batch = one_submission(tmp_path, "ada")
+    (task,) = batch._tasks()
+    none = result(points=0.0, key=task.key)
+    none.checks[0].lines = [Line("strides", "failed", 0.0, 3.0, LONG)]
+    with Book(batch.course.gradebook) as book:
+        book.declare(batch.assignments[NAME])
+        batch._keep(task, none, book)
+        batch._keep(task, none, book)
+    assert [note for note in none.notes if "no points" in note] == [f"no points: {LONG.splitlines()[0][:300]}"]
+
+
+def test_names_that_differ_in_spelling_alone_are_warned_about(tmp_path):
+    batch = one_submission(tmp_path, "zo\u00e9", "zoe\u0301", "ada b", "Ada  B", "bob")
+    batch._tasks()
+    said = [line for line in batch.strangers if "one student or" in line]
+    assert len(said) == 2 and all("bob" not in line for line in said)
 
 
 # Reports.

@@ -50,6 +50,8 @@ def test_an_answer_in_words_is_shown_and_not_obeyed(text):
 def test_a_table_holds_no_formula_of_a_spreadsheet():
     rows = [[text, -1.5] for text in ("=1+1", "@x", "-x", "+x", "ada", "\uff1d1")]
     read = list(csv.DictReader(io.StringIO(table(["student_id", "score"], rows))))
+    cut = {"a;=1": "a;'=1", "\t@x": "'\t'@x", 'a;" =1': "a;\" '=1", "a\n-1": "a\n'-1", "a-b; c": "a-b; c"}
+    assert {text: foreign.cell(text) for text in cut} == cut  # whoever cuts at semicolons finds no formula either
     assert [row["student_id"] for row in read] == ["'=1+1", "'@x", "'-x", "'+x", "ada", "'\uff1d1"]
     assert {row["score"] for row in read} == {"-1.5"}
 

@@ -1,5 +1,6 @@
 """What honest students hand in besides the notebook as it was meant: it is taken, or its reason names what to do."""
 
+import datetime
 import json
 import os
 import re
@@ -131,6 +132,22 @@ def test_an_hour_that_the_file_system_denies_is_named(tmp_path):
         os.utime(tmp_path / "timestamp.txt", (0, 0))  # what its author may set
         assert bool(exchange.dated_back(tmp_path)) == odd, says
     assert exchange.dated_back(tmp_path / "nowhere") == ""
+
+
+@pytest.mark.parametrize("says", (None, "no hour", "2020-01-01 10:00:00 UTC"))
+def test_a_collected_folder_bears_an_hour_of_the_collectors_clock(tmp_path, says):
+    """Without a stamp that can be read and that the file system bears out, the hour at which Linux saw the last change."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "x.ipynb").write_text("{}")
+    if says:
+        (source / "timestamp.txt").write_text(says)
+    log = SimpleNamespace(warning=lambda *words: None)
+    course = SimpleNamespace(max_dir_size=100)
+    collector = SimpleNamespace(log=log, coursedir=course, get_size=lambda path: 1)
+    exchange.Collect.do_copy(collector, str(source), str(target))
+    late = datetime.datetime.now(datetime.UTC) - submission.handed_in(target)
+    assert datetime.timedelta(0) <= late < datetime.timedelta(minutes=1)
 
 
 def test_a_busy_machine_makes_no_submission_late(monkeypatch):

@@ -7,11 +7,13 @@ are what they were.
 
 import collections
 import contextlib
+import dataclasses
 import datetime
 import hashlib
 import json
 import os
 import sys
+import unicodedata
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +21,7 @@ from pathlib import Path
 import nbformat
 from tqdm import tqdm
 
-from tools.grading import files, foreign, submission
+from tools.grading import files, foreign, judges, submission
 from tools.grading.course import ABOUT, Course
 from tools.grading.judges import Judges, Task
 from tools.grading.marks import COLUMNS, graded_copy, marks, table
@@ -55,6 +57,11 @@ def stored(path: Path) -> Result | None:
         return Result.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _spelt(name: str) -> str:
+    """A name as those would read it who do not look at case, spaces and how accents are encoded."""
+    return "".join(unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).split())
 
 
 class Batch:
@@ -103,7 +110,9 @@ class Batch:
         return Book(self.course.gradebook)
 
     def _tasks(self) -> list[Task]:
-        tasks = []
+        tasks, twins = [], {}
+        for one in self.course.roster:
+            twins.setdefault(_spelt(one), []).append(one)
         folder = self.course.submitted
         for student in sorted(os.scandir(folder), key=lambda one: one.name) if folder.is_dir() else ():
             name = foreign.plain(student.name, 200)
@@ -121,25 +130,28 @@ class Batch:
                 places = [place for place in places if place in self.assignments]
                 self.strangers += [f"{name}: a symbolic link, no student's folder"] * (not places)
             tasks += [self._task(name, place) for place in places if place in self.assignments]
+            twins.setdefault(_spelt(student.name), []).append(name)
             others = (place for place in places if place not in self.assignments and not place.startswith("."))
             said = "no assignment of this name was released"
             self.strangers += [f"{name}/{foreign.plain(place, 200)}: {said}" for place in others]
+        for names in map(sorted, map(set, twins.values())):
+            if len(names) > 1:
+                said = "differ in case, spaces or encoding alone: one student or several?"
+                self.strangers.append(f"{', '.join(map(ascii, names))}: {said}")
         return tasks
 
     def _task(self, student: str, name: str) -> Task:
         folder = self.course.submitted / student / name
         assignment = self.assignments[name]
         release = self.course.release / name / f"{name}.ipynb"
-        try:
-            path, notes = submission.find(folder, name)
-            content = submission.digest(submission.load(path)) + "".join(notes)
-        except submission.Unusable as unusable:
-            content = f"{unusable.status}: {unusable.reason}"
-        except OSError as error:
-            content = f"unreadable: {error}"
-        key = hashlib.sha256("\n".join((content, assignment.digest, self.code)).encode()).hexdigest()
         when = submission.handed_in(folder)
-        return Task(student, name, folder, release, key, when.isoformat() if when else "")
+        versions = f"{assignment.digest}\n{self.code}"
+        task = Task(student, name, folder, release, "", when.isoformat() if when else "", versions)
+        try:
+            _, *content = judges.content(task)
+        except OSError:  # what it is, the judge says
+            return task
+        return dataclasses.replace(task, key=judges.key(task, *content))
 
     def _place(self, student: str, name: str) -> Path:
         return self.course.results / name / f"{student}.json"
@@ -147,7 +159,7 @@ class Batch:
     def _known(self, task: Task) -> bool:
         """Whether this very submission has a result already."""
         result = stored(self._place(task.student, task.assignment))
-        if self.how.again or result is None or result.key != task.key:
+        if self.how.again or result is None or not task.key or result.key != task.key:
             return False
         result.submitted = task.submitted
         self.results[task.student, task.assignment] = self._dated(result)
@@ -157,7 +169,7 @@ class Batch:
         """Say whether it came late."""
         if result.status in ("graded", "late"):
             result.status = "late" if self._lateness(result) > datetime.timedelta(0) else "graded"
-            note = "nobody noted when it was handed in: it counts as in time"
+            note = "nobody noted when it was handed in, at least not so that it can be read: was it late?"
             if result.assignment in self.course.deadlines and not result.submitted and note not in result.notes:
                 result.notes.append(note)
         return result
@@ -188,8 +200,18 @@ class Batch:
         return tqdm(total=total, unit="submission", disable=self.how.quiet or not total, dynamic_ncols=True)
 
     def _keep(self, task: Task, result: Result, book) -> None:
-        result.key, result.submitted = task.key, task.submitted
+        result.submitted = task.submitted
+        before = None if result.key else stored(self._place(task.student, task.assignment))
+        if before is not None and before.points is not None:  # the judge failed, and not the submission
+            result.points, result.most, result.checks = before.points, before.most, before.checks
+            result.answers, result.texts = before.answers, before.texts
+            result.notes.append("the mark is an earlier mark; the next run tries it again")
         result.most = result.most or self.assignments[task.assignment].points
+        if result.status == "graded" and not result.points:
+            said = (line.text for check in result.checks for line in check.lines if line.outcome != "passed")
+            first = next((text.splitlines()[0] for text in said if text), "no check said why")
+            if (note := f"no points: {foreign.plain(first, submission.MOST_NOTE)}") not in result.notes:
+                result.notes.append(note)
         self.results[task.student, task.assignment] = self._dated(result)
         files.write(self._place(task.student, task.assignment), json.dumps(result.to_json(), indent=1))
         self._enter(book, result)

@@ -36,17 +36,31 @@ def plain(name: str) -> str:
 
 
 class Platforms(FileNameCollectorPlugin):
-    """nbgrader's collector for both platforms; it reads roster.csv where nbgrader runs, in the course's folder."""
+    """nbgrader's collector for both platforms; it reads roster.csv where nbgrader runs, in the course's folder.
+
+    nbgrader ends at a student's second notebook of one name, and takes what follows a dot in a name for its ending.
+    """
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self._collected = set()
 
     def collect(self, submitted_file: str) -> dict | None:
         """The student and the notebook of one file; None, with a warning, where nobody fits."""
         if not submitted_file.endswith(".ipynb"):
             return None
-        found = student_of(submitted_file, read_roster(Path("roster.csv")))
+        roster = read_roster(Path("roster.csv"))
+        found = student_of(submitted_file, roster)
         if found is None:
             self.log.warning("No student of roster.csv fits the name of %s", submitted_file)
             return None
         student, notebook = found
+        path, one = Path(submitted_file), (student, Path(notebook).stem)
+        further_out = (above / path.name for above in path.parents[1:])
+        if one in self._collected or any(p.is_file() and student_of(str(p), roster) == found for p in further_out):
+            self.log.warning("Left out, for %s has another notebook of this name: %s", student, submitted_file)
+            return None
+        self._collected.add(one)
         return {"student_id": student, "file_id": notebook}
 
 
@@ -59,15 +73,18 @@ class Notebooks(ExtractorPlugin):
     def extract(self, archive_path: str, extracted_path: str) -> None:
         for path in sorted(Path(archive_path).rglob("*")):
             target = Path(extracted_path) / path.relative_to(archive_path)
-            if path.suffix == ".zip":
-                with zipfile.ZipFile(path) as archive:
-                    self._unpack(archive, target.with_suffix(""), inner=False)
-            elif path.suffix == ".ipynb":
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, target)
+            try:
+                if path.suffix == ".zip" and path.is_file():
+                    with zipfile.ZipFile(path) as archive:
+                        self._unpack(archive, target.with_suffix(""), inner=False)
+                elif path.suffix == ".ipynb" and path.is_file():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, target)
+            except DAMAGED as error:
+                self.log.warning("%s cannot be unpacked: %s", path, error)
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, inner: bool) -> None:
-        found = [one for one in archive.infolist() if one.filename.endswith(".ipynb")]
+        found = [one for one in archive.infolist() if one.filename.endswith(".ipynb") and not _hidden(one.filename)]
         for one in found[:MOST_NOTEBOOKS] if inner else found:
             if one.file_size > MOST_BYTES:
                 self.log.warning("Left out, with %d MB: %s", one.file_size >> 20, target / one.filename)
@@ -97,11 +114,16 @@ def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
             inner = parts[place + 1 :]
             file = inner[-1] if inner else match["file"] or ""
             fits = [name for name, about in roster.items() if _fits(match, name, about)]
-            hidden = any(one.startswith((".", "__MACOSX")) for one in inner)
-            if len(fits) != 1 or hidden or not file.endswith(".ipynb"):
+            if len(fits) != 1 or _hidden(*inner) or not file.endswith(".ipynb"):
                 return None
             return fits[0], re.sub(r"(-\d+)?\.ipynb$", "", file)
     return None
+
+
+def _hidden(*places: str) -> bool:
+    """Whether a path leads into a folder, or to a file, that nobody made by hand."""
+    parts = PurePosixPath(*places).parts
+    return any(part.startswith((".", "__MACOSX")) and part != ".." for part in parts)
 
 
 def _fits(match, name: str, about: dict) -> bool:

@@ -32,15 +32,17 @@ def carry_receipt(submitted: Path, folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def dated_back(folder: Path) -> str:
-    """What is odd about the hour that a submission gives for itself: its author may write any, but not what Linux notes.
+def changed_at(folder: Path) -> datetime.datetime:
+    """When Linux last saw a change of a submission's files, which their author cannot set."""
+    newest = max((one.stat(follow_symlinks=False).st_ctime for one in os.scandir(folder)), default=folder.stat().st_ctime)
+    return datetime.datetime.fromtimestamp(newest, datetime.UTC)
 
-    Somebody who administers the exchange may have changed the files since, so it is said, and held against nobody.
-    """
+
+def dated_back(folder: Path) -> str:
+    """What is odd about the hour that a submission gives for itself: its author may write any, but not what Linux notes."""
     if (says := handed_in(folder)) is None:
         return ""
-    newest = max(one.stat(follow_symlinks=False).st_ctime for one in os.scandir(folder))
-    changed = datetime.datetime.fromtimestamp(newest, datetime.UTC)
+    changed = changed_at(folder)
     late = changed - says > datetime.timedelta(minutes=MINUTES)
     return f"says that it was handed in at {says:%d %B %H:%M} UTC, and was last changed at {changed:%d %B %H:%M}" * late
 
@@ -82,10 +84,17 @@ class Collect(ExchangeCollect):
         return record
 
     def do_copy(self, src, dest, log=None):
-        """Copy a submission. A link is copied as a link, for the grader to refuse; what cannot be read is named."""
-        if backdated := dated_back(Path(src)):
-            self.log.warning("%s %s", os.path.basename(src), backdated)
+        """Copy a submission. A link is copied as a link, for the grader to refuse; what cannot be read is named.
+
+        Where it gives no hour, or one that the file system denies, the copy's hour is that of the last change.
+        """
+        stamp = None
         try:
+            backdated = dated_back(Path(src))
+            if backdated or handed_in(Path(src)) is None:
+                stamp = changed_at(Path(src))
+                said = backdated or "bears no hour that can be read"
+                self.log.warning("%s %s: the last change, %s, counts", os.path.basename(src), said, stamp)
             if (size := self.get_size(src)) > 1000 * self.coursedir.max_dir_size:
                 raise OSError(f"{size} bytes are more than max_dir_size, {1000 * self.coursedir.max_dir_size}")
             shutil.copytree(src, dest, symlinks=True, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
@@ -93,6 +102,8 @@ class Collect(ExchangeCollect):
             self.log.warning("%s is not collected whole: %s", os.path.basename(src), error)
         if os.path.isdir(dest):
             os.chmod(dest, 0o700)  # in the exchange everybody may write into it, or nobody but its author
+            if stamp:
+                files.write(Path(dest, "timestamp.txt"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC")
 
 
 class ReleaseFeedback(ExchangeReleaseFeedback):

@@ -4,7 +4,8 @@ import html
 import re
 
 _TURNING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # marks of direction, of Unicode's annex 9
-_FORMULAS = frozenset("=+-@\t\r\n＝＋－＠")  # noqa: RUF001  wide signs are taken for the narrow ones
+# Where a spreadsheet may see a cell begin, also one that is told to cut at semicolons, with a formula's sign behind it.
+_FORMULA = re.compile(r'(^|[;\t\r\n])([\s"]*)(?=[-=+@＝＋－＠])')  # noqa: RUF001  wide signs are as narrow ones
 
 
 def plain(text: object, most: int = 2000, lines: bool = False) -> str:
@@ -15,8 +16,11 @@ def plain(text: object, most: int = 2000, lines: bool = False) -> str:
 
 
 def cell(value: object) -> object:
-    """A table's cell which a spreadsheet takes for text, and not for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value
+    """A table's cell which a spreadsheet takes for text, and not for a formula, wherever it cuts."""
+    if not isinstance(value, str):
+        return value
+    text = _FORMULA.sub(r"\1\2'", value)
+    return f"'{text}" if text[:1] in ("\t", "\r", "\n") else text
 
 
 def named(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import hashlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -33,8 +34,9 @@ class Task:
     assignment: str
     folder: Path
     release: Path
-    key: str = ""
+    key: str = ""  # of its content when it was found
     submitted: str = ""
+    versions: str = ""  # of the assignment and the checks
 
 
 class Judges:
@@ -81,7 +83,7 @@ class Judges:
 
 
 def crashed(task: Task, why: str) -> Result:
-    """The result of a submission that no judge came to the end of."""
+    """The result of a submission that no judge came to the end of: without a key, so that the next run tries it again."""
     return Result(task.student, task.assignment, "crashed", why)
 
 
@@ -119,6 +121,12 @@ def begin(unsafe: bool, seconds: float, total: float) -> None:
     _judge.make_ready()
 
 
+def key(task: Task, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> str:
+    """What a result stands under: what was judged, by which checks."""
+    said = f"{unusable.status}: {unusable.reason}" if unusable else submission.digest(data) + "".join(notes)
+    return hashlib.sha256(f"{said}\n{task.versions}".encode()).hexdigest()
+
+
 def judged(task: Task) -> Result:
     """One submission's result, from its folder to its points."""
     return judge(task, *content(task))
@@ -136,6 +144,12 @@ def content(task: Task) -> tuple[bytes, bytes, list[str], submission.Unusable | 
 
 def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> Result:
     """The result of a submission's content, by this process's judge."""
+    result = _judge_it(task, released, data, notes, unusable)
+    result.key = key(task, data, notes, unusable)
+    return result
+
+
+def _judge_it(task, released, data, notes, unusable) -> Result:
     assignment = parse(task.assignment, released)
     try:
         if unusable is not None:
