@@ -20,7 +20,6 @@ WITHOUT_TRITON = (
     "environment",
     "nbval",
     "notebooks",
-    "plan",
     "progress",
     "refresh",
     "run_tests",

@@ -334,8 +334,8 @@ ATTACKS = (
         "another exercise", raw(lambda folder: write(folder, notebook(True, "02_tiled_matmul"))), "another exercise"
     ),
     refused("two notebooks", raw(_two), "2 notebooks"),
-    harmless("a name of another encoding", raw(_named(b"\xfcbung.ipynb")), "called ?bung.ipynb"),
-    harmless("a name that a terminal obeys", raw(_named(b"\x1b]0;x\x07.ipynb")), "called ?]0;x?.ipynb"),
+    harmless("a name of another encoding", raw(_named(b"\xfcbung.ipynb")), "called '?bung.ipynb'"),
+    harmless("a name that a terminal obeys", raw(_named(b"\x1b]0;x\x07.ipynb")), "called '?]0;x?.ipynb'"),
     harmless("a pipe for a timestamp", raw(_pipe_for_a_timestamp), ""),
     harmless("a thousand tags", edited(_many_tags, False), "more notes"),
     refused("a cell of 4 MB", edited(_long_cell, True), "is not in the notebook"),
