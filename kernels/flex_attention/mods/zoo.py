@@ -16,6 +16,41 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import noop_mask
 
+__all__ = [
+    "Mod",
+    "activation",
+    "alibi",
+    "alibi_slopes",
+    "and_masks",
+    "batched",
+    "block_diffusion",
+    "causal",
+    "causal_score",
+    "dilated_sliding_window",
+    "document",
+    "global_and_window",
+    "graph_distance",
+    "head_scale",
+    "jagged",
+    "learned_alibi",
+    "natten",
+    "noop_mask",
+    "or_masks",
+    "prefix",
+    "prefix_causal",
+    "relative_bias",
+    "relative_table",
+    "sandwich",
+    "shared_prefix",
+    "sliding_window",
+    "softcap",
+    "temperature",
+    "tree",
+    "vision_cross",
+    "with_offset",
+]
+
+
 AnyMod = Callable[..., Tensor]  # of four or five tensors without dimensions
 _P = ParamSpec("_P")
 
@@ -367,7 +402,3 @@ def activation(function: Callable[[Tensor], Tensor] = F.gelu, offset: float = 1.
         return torch.log(function(score) + offset)
 
     return log_of_activation
-
-
-_here = [name for name, x in globals().items() if name[0] != "_" and getattr(x, "__module__", "") == __name__]
-__all__ = ["noop_mask", *_here]
