@@ -9,7 +9,7 @@ of scores transposed, [keys, queries]:
     ds = f'(S) p (dP - delta)         meanwhile
     dk <- dk + ds q                   in flight, while ds goes where dq is made of it
 
-dq = ds k is a sum over tiles of keys, which other programs have. Two ways to make it, chosen by ``backward.adds``:
+dq = ds k is a sum over tiles of keys, which other programs have. Two ways to make it, chosen by ``backward.cut``:
 
 ds is *kept*: it leaves for a workspace, and dq is one product with it (``dq.product_kernel``).
 
@@ -57,7 +57,7 @@ if common_gluon.gluon is not None:
         queries_of,
         store_gradients,
     )
-    from kernels.flex_attention.hopper.visits import Part, head_of_item, heads_of_item, item_of_program, visit
+    from kernels.flex_attention.hopper.visits import NUMBERS, Part, head_of_item, heads_of_item, item_of_program, visit
 
     # Both groups' ds of two tiles in shared memory; and dq of two tiles, on its way out.
     Exchange = namedtuple("Exchange", "ds ready")
@@ -252,10 +252,7 @@ if common_gluon.gluon is not None:
         if T.DS == "kept":
             tma.store_wait(0)
 
-    @gluon.jit(
-        do_not_specialize=["Hkv", "tiles", "count", "first", "bundle", "blocks"]
-        + ["begin", "heads", "splits", "band", "stop", "fresh"]
-    )
+    @gluon.jit(do_not_specialize=NUMBERS)
     def attention_gradients_hopper_kernel(
         descs,
         counters,

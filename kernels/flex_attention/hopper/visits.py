@@ -8,6 +8,7 @@ from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from kernels.common import gluon as common_gluon
 from kernels.flex_attention import block_mask as masks
+from kernels.flex_attention.hopper.scheduler import Items
 from kernels.flex_attention.problem import cdiv
 
 if common_gluon.gluon is not None:
@@ -30,6 +31,9 @@ Visits = namedtuple("Visits", "order num_blocks entries ranks stride_b stride_h 
 # rows, shared out among ``splits`` items a tile of keys; and of them queries band ... stop - 1. fresh: 1 if no launch before
 # has left sums of the same items.
 Part = namedtuple("Part", "begin heads splits band stop fresh")
+
+# The kernels' arguments of these two, for whose values nothing is compiled anew.
+NUMBERS = [*Items._fields, *Part._fields]
 
 # A tile of keys, where it stands in their order, the unit it is of, the unit's pair, and the pair's batch row and head of
 # keys. A unit is a share of a pair's heads of queries.

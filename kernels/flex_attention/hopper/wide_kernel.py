@@ -45,7 +45,7 @@ if common_gluon.gluon is not None:
         queries_of,
         store_gradients,
     )
-    from kernels.flex_attention.hopper.visits import Part, head_of_item, heads_of_item, item_of_program, visit
+    from kernels.flex_attention.hopper.visits import NUMBERS, Part, head_of_item, heads_of_item, item_of_program, visit
 
     # An item's keys and values, each with its barriers: another group reads them.
     WideKeys = namedtuple("WideKeys", "k v k_ready k_free v_ready v_free")
@@ -166,10 +166,7 @@ if common_gluon.gluon is not None:
         if T.DS == "kept":
             tma.store_wait(0)
 
-    @gluon.jit(
-        do_not_specialize=["Hkv", "tiles", "count", "first", "bundle", "blocks"]
-        + ["begin", "heads", "splits", "band", "stop", "fresh"]
-    )
+    @gluon.jit(do_not_specialize=NUMBERS)
     def attention_dkdv_wide_hopper_kernel(
         descs,
         counters,
