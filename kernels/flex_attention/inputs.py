@@ -14,6 +14,7 @@ from kernels.flex_attention.problem import Problem, cdiv
 class Inputs:
     """The tensors of one call of a ``Problem``.
 
+    callers, outputs: query, key and value as the caller has them, which TMA may not read, and ``Problem.outputs`` of these.
     captured, numbers: the score mod's; score_tables, mask_tables: what the mods read; mask_numbers: the mask's. lists:
     ``Lists`` by their names, ``"kv"`` of blocks of keys, ``"q"`` of queries, with ``"full_"`` of full blocks; partial, full:
     those of keys.
@@ -23,6 +24,8 @@ class Inputs:
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
+    callers: tuple
+    outputs: tuple
     captured: list
     numbers: tuple
     score_tables: tuple

@@ -28,6 +28,7 @@ from kernels.flex_attention.plan import BACKWARD, plan_of
 from kernels.flex_attention.problem import like_strided
 
 LN2 = math.log(2)
+_NAMES = "query", "key", "value"
 
 
 @public(casts=("query", "key", "value"))
@@ -193,7 +194,10 @@ def explain(
     check_returns(return_lse, return_aux)
     arguments = _arguments(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     plan, _, _ = _resolved(query, key, value, *arguments)
-    return f"{plan}\n{_blocks(plan.problem, block_mask)}"
+    tensors = zip(_NAMES, (query, key, value), strict=True)
+    copied = [name for name, t in tensors if plan.problem.tma(name) and not plain.fits_tma(t)]
+    first = f"{', '.join(copied)}: copied to rows that TMA can read\n" if copied else ""
+    return f"{first}{plan}\n{_blocks(plan.problem, block_mask)}"
 
 
 def _blocks(p, block_mask):
@@ -211,16 +215,17 @@ def _blocks(p, block_mask):
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
 
 
-def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, learned=()):
+def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, learned=None):
     """``(plan, inputs, places)`` of the operator's arguments.
 
-    learned: for which captured tensors a gradient is wanted; places: of the score mod's among the captured tensors.
+    learned: of the backward pass, for which captured tensors a gradient is wanted; places: of the score mod's among the
+    captured tensors.
     """
     spec = specs.find(spec)
     score, mask, numbers = spec.score, spec.mask, ()
     places = range(0 if score is None else len(score.needs_grad))
     if spec.recorded is not None:
-        score, mask, captured, numbers, places = spec.compiled_for(captured, ints, floats, query.device, learned)
+        score, mask, captured, numbers, places = spec.compiled_for(captured, ints, floats, query.device, learned or ())
     elif ints or floats:
         numbers = spec.numbers(ints, floats)
     at = 0 if score is None else len(score.number_kinds)
@@ -228,9 +233,14 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
     extent = extent_of(mask, of_mask[1], query.shape, key.shape, value.shape) if of_mask[1] else None
     in_tf32 = query.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"
     list_heads = lists[0].shape[1] if lists else 1
-    plan = plan_of(
-        layout(query), layout(key), layout(value), query.device, scale, score, mask, spec, list_heads, in_tf32, extent
-    )
+    further = query.device, scale, score, mask, spec, list_heads, in_tf32, extent
+    plan = plan_of(layout(query), layout(key), layout(value), *further)
+    callers, outputs, backward = (query, key, value), plan.problem.outputs, learned is not None
+    if plan.unread(backward):  # copies take less than other kernels do
+        copies = [plain.aligned(t) for t in callers]
+        again = plan_of(*map(layout, copies), *further)
+        if not again.unread(backward):
+            plan, (query, key, value) = again, copies
     tables = []
     for mod, (tensors, given) in ((score, of_score), (mask, of_mask)):
         if mod is None:
@@ -246,7 +256,8 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
             pair = named[f"{name}_num_blocks"], named[f"{name}_indices"]
             of_blocks[name] = listed(*pair, name, *sizes, seen)
     partial, full = of_blocks.get("kv"), of_blocks.get("full_kv")
-    x = Inputs(p, query, key, value, *of_score, tables[0], of_mask[1], tables[1], of_blocks, partial, full)
+    of_mods = *of_score, tables[0], of_mask[1], tables[1]
+    x = Inputs(p, query, key, value, callers, outputs, *of_mods, of_blocks, partial, full)
     return plan, x, places
 
 
@@ -254,7 +265,7 @@ def forward(query, key, value, captured, lists, ints, floats, scale, want_top, s
     """``(o, lse, top)``, lse and top [B, Hq, M] float32 in base 2; a top that is not wanted is an empty tensor."""
     plan, x, _ = _resolved(query, key, value, captured, lists, ints, floats, scale, spec)
     p = plan.problem
-    shape, strides = p.outputs
+    shape, strides = x.outputs
     o = torch.empty_strided(shape, strides, dtype=p.dtype, device=p.device)
     lse = torch.empty(shape[:3], dtype=torch.float32, device=p.device)
     top = torch.empty_like(lse) if want_top else None
@@ -286,11 +297,11 @@ def backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats,
     learned = () if plan.problem.score is None else plan.problem.score.needs_grad
     need_captured = any(on and needs[3 + i] for i, on in zip(places, learned, strict=True))
     need_q, need_kv = needs[0], needs[1] or needs[2]
-    outputs = plain_backward.Outputs(torch.zeros_like(o) if do is None else do, dlse, o, lse.contiguous())
-    by_tma = need_kv and plan.not_hopper_keys is None and plain.fits_tma(outputs.do)
-    hopper = hopper_backward if by_tma else None
+    hopper = hopper_backward if need_kv and plan.not_hopper_keys is None else None
+    do = torch.zeros_like(o) if do is None else do
+    outputs = plain_backward.Outputs(do if hopper is None else plain.aligned(do), dlse, o, lse.contiguous())
     if need_q and need_kv and not need_captured:
-        grads = BACKWARD[plan.backward[by_tma]].gradients(plan.problem, x, outputs, hopper)
+        grads = BACKWARD[plan.backward[0]].gradients(plan.problem, x, outputs, hopper)
     else:
         grads = plain_backward.gradients(plan.problem, x, outputs, hopper, (*needs[:3], need_captured))
     made = dict(zip(places, grads[3:], strict=False))
@@ -357,8 +368,8 @@ _attend = register(
     _fake,
     backward=backward,
     fake_backward=_fake_backward,
-    gradients=("query", "key", "value", "captured"),
-    saved=("query", "key", "value", "captured", "lists", "o", "lse"),
+    gradients=(*_NAMES, "captured"),
+    saved=(*_NAMES, "captured", "lists", "o", "lse"),
     constant=("top",),
     flops=_flops,
     backward_flops=_backward_flops,

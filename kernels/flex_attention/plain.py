@@ -404,6 +404,16 @@ def steps_fit_tma(shape, strides, itemsize):
     return 0 not in shape and strides[-1] == 1 and all(step % 16 == 0 and step > 0 for step in steps)
 
 
+def aligned(t):
+    """t if TMA can read it, else a copy whose rows begin at multiples of 16 bytes."""
+    if fits_tma(t):
+        return t
+    order = sorted(range(3), key=lambda i: -t.stride(i))
+    unit = 16 // t.element_size()
+    memory = t.new_empty(*[t.shape[i] for i in order], -(-t.shape[3] // unit) * unit)
+    return memory.permute(*[order.index(i) for i in range(3)], 3)[..., : t.shape[3]].copy_(t)
+
+
 def tiled(t, BLOCK):
     """A tensor [B, H, ., D] as TMA reads it in tiles of BLOCK rows."""
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, BLOCK, columns(t.shape[-1])])

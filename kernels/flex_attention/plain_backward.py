@@ -302,7 +302,7 @@ def strides_of_rows(o, do, dlse):
 
 def new_gradients(x):
     """Memory for dq, dk and dv."""
-    return [like_strided(t, t.shape) for t in (x.query, x.key, x.value)]
+    return [like_strided(t, t.shape) for t in x.callers]
 
 
 def rows_of(p, do, dlse, o, lse):
@@ -374,7 +374,7 @@ def launch_dkdv(p, x, rows, dk, dv):
     launch(attention_dkdv_kernel, (p.Bkv * p.Hkv * tiles,), *tensors, scores_of(p, x), sizes_of(p, tiles), strides, **meta)
 
 
-def reason_not(p, tma):
+def reason_not(p):
     """It takes every call."""
 
 

@@ -11,7 +11,9 @@ from kernels.common.operator import planned
 from kernels.flex_attention import decoding, narrow, plain, plain_backward
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.hopper.forward import SMALL, TALL, USUAL
+from kernels.flex_attention.hopper.visits import every
 from kernels.flex_attention.mods.extent import extent_of
 from kernels.flex_attention.problem import Problem
 
@@ -30,11 +32,11 @@ BACKWARD = {
 HOPPER = {name: FORWARD[name] for name in ("hopper_tall", "hopper_small", "hopper")}
 
 
-def choose(backends, p, *more):
+def choose(backends, p):
     """``(name of the first that takes the problem, {name: why not} of those before it)``."""
     passed_over = {}
     for name, backend in backends.items():
-        why = backend.reason_not(p, *more)
+        why = backend.reason_not(p)
         if why is None:
             return name, passed_over
         passed_over[name] = why
@@ -49,12 +51,16 @@ class Plan:
         self.backend = FORWARD[self.forward]
         #: The ``Launch`` of a forward kernel for any GPU, ``None`` of another.
         self.launch = self.backend.prepared(problem) if self.backend in (plain, narrow) else None
-        self.not_hopper_keys = hopper_backward.unfit(problem, True)
+        self.not_hopper_keys = hopper_backward.unfit(problem)
+
+    def unread(self, backward):
+        """Whether TMA alone keeps the forward pass, or the backward pass, from Hopper's kernels."""
+        return fit.NO_TMA == (self.not_hopper_keys if backward else self.passed_over.get("hopper"))
 
     @cached_property
     def backward(self):
-        """Names of the backends of all three gradients: ``(where TMA cannot read the gradient of o, where it can)``."""
-        return tuple(choose(BACKWARD, self.problem, tma)[0] for tma in (False, True))
+        """``(name of the backend of all three gradients, {name: why not} of those before it)``."""
+        return choose(BACKWARD, self.problem)
 
     def __str__(self):
         p = self.problem
@@ -75,11 +81,14 @@ class Plan:
 
     def _of_backward(self, p):
         learned = p.score is not None and any(p.score.needs_grad)
-        name, why = choose(BACKWARD, p, True)
+        name, why = self.backward
         if name == "hopper" and not learned:
-            tiles, cut = hopper_backward.tiles(p), p.cached(hopper_backward.cut)
+            tiles, cut = hopper_backward.tiles(p), p.cached(hopper_backward.cut, every(p))
+            added = cut.added
+            if p.sparse and not added and not cut.whole(p):
+                cut = "as many heads a launch as the workspace holds ds of, of the blocks that are visited"
             yield f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}; {cut}"
-            if cut.added:
+            if added:
                 yield "dq: added up in memory in an order that counters fix, five matrix products in all"
             else:
                 yield "dq: one product with ds, which is kept in a workspace, five matrix products in all"

@@ -117,11 +117,6 @@ class Problem:
         """Triton's mask mod, for partial blocks."""
         return None if self.mask is None else self.mask.value
 
-    @property
-    def masked_by_data(self):
-        """Whether the mask asks a tensor."""
-        return self.mask is not None and not all(self.mask.inputs)
-
     def mods(self):
         """What kernels of the backward pass are compiled with."""
         return {"SCORE_MOD": self.score_mod, "SCORE_GRADIENT": self.score_gradient, "MASK_MOD": self.mask_mod}

@@ -25,10 +25,10 @@ def hopper_table(monkeypatch):
         known = configs._table("flex_attention")["any GPU" if "hopper" in kernel else "interpreter"][kernel]
         return known.get(key, known["default"]) | changes.get(kernel, {})
 
-    def unfit(p, kernel, prefix, most, *_):
+    def unfit(p, kernel, prefix, most, tma, *_):
         if max(p.D, p.Dv) > most or not options(kernel, p.key, p.device)["STAGES"]:
             return "heads are too wide"
-        return None
+        return None if tma else fit.NO_TMA
 
     monkeypatch.setattr(problem, "table_options", options)
     monkeypatch.setattr(fit, "unfit", unfit)

@@ -372,21 +372,22 @@ OF_SHARES = {
         "unit // (16 * call.part.splits)",
     ),
     "places taken for tiles": (KEPT, visits, "item_of_program", "gl.load(visits.order + place //", "(place //"),
-    "ds of the second band where the first one's lies": (
-        KEPT,
-        backward_kernel,
-        "keep_tiles",
-        "m0 - call.part.band",
-        "m0",
-    ),
+    "ds of all blocks in one place": (KEPT, visits, "place_of_ds", "+ place", "+ 0 * place"),
     "ds of the second head where the first one's lies": (KEPT, visits, "head_of_item", "+ j - part.begin", ""),
     "sums that are never fresh": (KEPT, tiles, "add_rows", "gl.where(fresh > 0, 0, N)", "N"),
     "sums that are always fresh": (KEPT, tiles, "add_rows", "gl.where(fresh > 0, 0, N)", "0"),
     "sums of all units in one place": (KEPT, tiles, "add_rows", "unit.to(gl.int64) * N * D", "N * D - N * D"),
-    "a product with another band": (KEPT, dq, "product_tile", "m0 - kept.band", "m0"),
-    "a product with the first head's ds": (KEPT, dq, "product_tile", "kept.slot", "kept.slot * 0"),
+    "a product with the first head's ds": (KEPT, dq, "product_kernel", "slot * blocks +", ""),
+    "a product with the first block alone": (KEPT, dq, "product_tile", "block += i //", "block += 0 * i //"),
     "queries of another band": (KEPT, dq, "product_kernel", "band // T.SPARSE_M *", "0 *"),
     "parts of the first item alone": (KEPT, backward, "sums_kernel", "range(1, splits)", "range(splits, splits)"),
     "sums of dq where nobody came": (ADDED, dq, "scaled_kernel", "came > 0", "came >= 0"),
     "sums of another tile": (ADDED, backward_kernel, "send_tiles", "m0 // WIDTH) * 64", "m0 // WIDTH + 1) * 64"),
+}
+
+# The same without a mask, whose ds is one block.
+OF_BANDS = {
+    "ds of the second band where the first one's lies": (KEPT, visits, "place_of_ds", "m0 - call.part.band", "m0"),
+    "a product with another band": (KEPT, dq, "product_kernel", "m0 - band", "m0"),
+    "ds of all heads in one place": (KEPT, visits, "place_of_ds", "return head.slot, n0", "return head.slot * 0, n0"),
 }

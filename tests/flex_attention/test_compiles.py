@@ -120,7 +120,7 @@ def test_warp_specialised_kernels_compile(monkeypatch, ds, name, D, N, splits, f
     """Two groups multiply with 240 registers a thread, the copying warp has 24. So many bytes are spilled by each pass; most
     loops spill nothing, and else a loop of the backward pass has so many loads and stores of spilled registers: tiles this
     large were faster than tiles that spill nothing."""
-    cut = lambda p: hopper_backward.Cut(ds == "added", p.Bkv * p.Hkv, p.G, p.M, splits)  # noqa: E731
+    cut = lambda p, most: hopper_backward.Cut(ds == "added", p.Bkv * p.Hkv, p.G, p.M, splits)  # noqa: E731
     monkeypatch.setattr(hopper_backward, "cut", cut)
     seen = launches(monkeypatch, name, D=D, N=N, warp_specialised=True)
     most = {"attention_forward_hopper_kernel": forward, "attention_gradients_hopper_kernel": backward}

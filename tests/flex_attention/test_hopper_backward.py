@@ -8,7 +8,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import BlockMask, block_mask, mods
+from kernels.flex_attention import BlockMask, block_mask, flex_attention, mods, problem
 from kernels.flex_attention.hopper import backward, scheduler
 from kernels.flex_attention.plain_backward import Outputs
 from tests.flex_attention import cases
@@ -19,8 +19,8 @@ if common_gluon.gluon is None:
 from kernels import gluon_model
 from kernels.flex_attention.hopper import backward_kernel, tiles, visits, wide_kernel
 from kernels.flex_attention.hopper.backward import Cut
-from tests.flex_attention.hopper_faults import OF_ADDED, OF_BOTH, OF_KEPT, OF_SHARES, OF_WIDE_HEADS
-from tests.flex_attention.test_hopper import BACKWARD, check, random_call
+from tests.flex_attention.hopper_faults import OF_ADDED, OF_BANDS, OF_BOTH, OF_KEPT, OF_SHARES, OF_WIDE_HEADS
+from tests.flex_attention.test_hopper import BACKWARD, FORWARD, check, random_call
 from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
@@ -38,7 +38,7 @@ def way(hopper_table, monkeypatch, request):
 
 def cut_so(monkeypatch, cut):
     """Every call is cut so from now on."""
-    monkeypatch.setattr(backward, "cut", lambda p: cut._replace(queries=min(cut.queries, p.M)))
+    monkeypatch.setattr(backward, "cut", lambda p, most: cut._replace(queries=min(cut.queries, p.M)))
 
 
 def stores(result):
@@ -97,6 +97,32 @@ def test_wide_heads(hopper_table, name, dtype, shape):
 )
 def test_strides_keys_that_serve_the_whole_batch_and_a_negative_scale(way, options):
     check("causal", **options)
+
+
+@pytest.mark.parametrize(
+    ("D", "changed"),
+    [
+        (60, lambda q, k, v, do: (q, k, v, do)),  # rows of 120 bytes
+        (64, lambda q, k, v, do: (q, k[:, :1].expand_as(k), v.mT.contiguous().mT, do)),  # no step, columns apart
+        (64, lambda q, k, v, do: (q[..., 1:], k[..., 1:], v, do[:1, :1, :1, :1].expand_as(do))),  # 2 bytes too late
+    ],
+)
+def test_what_tma_cannot_read_is_copied(hopper_table, D, changed):
+    """The results lie in memory as always."""
+    *given, do = changed(*(torch.randn(1, 2, length, D).bfloat16() for length in (200, 140, 140, 200)))
+    leaves = [t.detach().requires_grad_() for t in given]
+    with gluon_model.executing() as results:
+        o = flex_attention(*leaves, None, block_mask.causal_block_mask(200, 140))
+        grads = torch.autograd.grad(o, leaves, do)
+    assert [result.kernel for result in results] == [FORWARD, BACKWARD] and all(result.ok for result in results)
+    assert "copied to rows that TMA can read" in flex_attention.explain(*given, None, block_mask.causal_block_mask(200, 140))
+    exact = [t.detach().double().requires_grad_() for t in given]
+    mask = torch.ones(200, 140, dtype=torch.bool).tril()
+    want = torch.nn.functional.scaled_dot_product_attention(*exact, mask)
+    wanted = torch.autograd.grad(want, exact, do.double())
+    for got, right, like in zip((o, *grads), (want, *wanted), (given[0], *given), strict=True):
+        assert (got - right).norm() / right.norm() < 1e-2
+        assert got.stride() == problem.like_strided(like, got.shape).stride()
 
 
 def test_captured_tensors_that_learn_take_dq_from_its_own_kernel(way):
@@ -195,7 +221,8 @@ def test_bands_of_blocks_larger_than_tiles_in_any_order(hopper_table, monkeypatc
 @pytest.mark.parametrize("band", [(0, 600), (128, 384)])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_every_block_is_visited_once_backwards_with_its_rank(heads, band):
-    """Blocks of keys that are visited most come first, in all batch rows and heads the same; of a band its blocks alone."""
+    """Blocks of keys that are visited most come first, in all batch rows and heads the same; of a band its blocks alone. Each
+    pair of blocks has a place of its own, the places of a row of queries side by side."""
     generator = torch.Generator().manual_seed(0)
     some = torch.rand(2, heads, 5, 7, generator=generator) < 0.6
     full = some & (torch.rand(2, heads, 5, 7, generator=generator) < 0.5)
@@ -203,11 +230,13 @@ def test_every_block_is_visited_once_backwards_with_its_rank(heads, band):
     mask = block_mask.block_mask_from_dense(some, full, lambda b, h, m, n: m >= 0, 600, 800, (128, 128))
     q, k = torch.zeros(2, heads, 600, 16), torch.zeros(2, heads, 800, 16)
     p, x = cases.resolved(q, k, k, None, mask)
-    of = visits.visits_of(p, x, *band)
+    visited = visits.visited_of(p, x, *band)
+    of, by_queries = visited.by_keys, visited.by_queries
     inside = range(band[0] // 128, -(-band[1] // 128))
     counts = some[:, :, inside].sum((0, 1, 2)).tolist()
     order = of.order.tolist()
     assert order == sorted(range(7), key=lambda n: -counts[n]) and of.width == 5
+    places = {(b, h): [] for b in range(2) for h in range(heads)}
     for b in range(2):
         for h in range(heads):
             for place, n in enumerate(order):
@@ -217,10 +246,19 @@ def test_every_block_is_visited_once_backwards_with_its_rank(heads, band):
                 assert listed.tolist() == [2 * m + bool(full[b, h, m, n]) for m in blocks]
                 before = [int(some[b, h, m, order[:place]].sum()) for m in blocks]
                 assert of.ranks.view(-1, 5)[row][: len(blocks)].tolist() == before
-    assert visits.visits_of(p, x, *band) is of
+                for m, at in zip(blocks, of.places.view(-1, 5)[row].tolist(), strict=False):
+                    row_of_queries = b * by_queries.lists.stride_b + h * by_queries.lists.stride_h + m
+                    within = at - int(by_queries.starts.view(-1)[row_of_queries])
+                    assert 0 <= within < by_queries.lists.num_blocks.view(-1)[row_of_queries]
+                    assert by_queries.lists.indices.view(-1, 7)[row_of_queries][within] == n
+                    places[b, h].append(at)
+    inside_band = some[:, :, inside]
+    assert all(sorted(places[b, h]) == list(range(int(inside_band[b, h].sum()))) for b, h in places)
+    assert visited.most == (inside_band.sum((2, 3)).max(), inside_band.sum(2).max())
+    assert visits.visited_of(p, x, *band) is visited
     mask.kv_num_blocks.sub_(mask.kv_num_blocks)  # another mask now, in the same memory
     mask.q_num_blocks.zero_()
-    assert visits.visits_of(p, x, *band).num_blocks.sum() == full[:, :, inside].sum()
+    assert visits.visited_of(p, x, *band).by_keys.num_blocks.sum() == full[:, :, inside].sum()
 
 
 def test_lists_that_a_cuda_graph_reads_live_as_long_as_the_mask(monkeypatch):
@@ -232,7 +270,7 @@ def test_lists_that_a_cuda_graph_reads_live_as_long_as_the_mask(monkeypatch):
         mask.seq_lengths = (length, 512)
         q, k = torch.zeros(1, 1, length, 16), torch.zeros(1, 1, 512, 16)
         monkeypatch.setattr(visits, "is_capturing", lambda t: capturing)
-        return weakref.ref(visits.visits_of(*cases.resolved(q, k, k, None, mask), 0, length).entries)
+        return weakref.ref(visits.visited_of(*cases.resolved(q, k, k, None, mask), 0, length).by_keys.entries)
 
     warm = visited(False)
     assert visited(True)() is warm()  # the graph's
@@ -362,11 +400,13 @@ def test_without_a_fault_nothing_is_found(two_programs, schedule, seed, mask_mod
 
 
 @pytest.mark.share(5)
-@pytest.mark.parametrize("fault", OF_SHARES)
-def test_work_shared_out_in_a_wrong_way_shows(hopper_table, monkeypatch, fault):
+@pytest.mark.parametrize(("masked", "fault"), [*((True, one) for one in OF_SHARES), *((False, one) for one in OF_BANDS)])
+def test_work_shared_out_in_a_wrong_way_shows(hopper_table, monkeypatch, masked, fault):
     """The last keys are visited most, and of the last head some queries not at all."""
-    cut, *edits = OF_SHARES[fault]
-    shape, mask_mod = (2, 3, 1, 256, 256, 64, 64), lambda b, h, m, n: (n >= m) & ((m < 128) | (h != 2))
+    cut, *edits = (OF_SHARES if masked else OF_BANDS)[fault]
+    shape, mask_mod = (2, 3, 1, 256, 256, 64, 64), None
+    if masked:
+        mask_mod = lambda b, h, m, n: (n >= m) & ((m < 128) | (h != 2))  # noqa: E731
     right, results = alone(cut, shape=shape, mask_mod=mask_mod)
     assert all(result.ok for result in results)
     plant(monkeypatch, *edits)

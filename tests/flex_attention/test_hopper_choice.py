@@ -17,9 +17,9 @@ from kernels.flex_attention import (
     problem,
 )
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import dq
+from kernels.flex_attention.hopper import dq, visits
 from kernels.flex_attention.hopper import forward as hopper
-from kernels.flex_attention.plain import fits_tma
+from kernels.flex_attention.hopper.visits import every
 from kernels.flex_attention.plan import Plan
 from tests.flex_attention import cases
 
@@ -48,14 +48,14 @@ def gpu(of_an_h200, monkeypatch):
     return become
 
 
-def reasons(p, query, key, value):
-    return hopper.USUAL.reason_not(p), hopper_backward.reason_not(p, fits_tma(query))
+def reasons(p):
+    return hopper.USUAL.reason_not(p), hopper_backward.reason_not(p)
 
 
 def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
     for D, dtype in [(64, torch.bfloat16), (80, torch.float16), (128, torch.bfloat16)]:
         p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, D, D), dtype=dtype)
-        assert reasons(p, *tensors) == (None, None)
+        assert reasons(p) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -70,45 +70,45 @@ def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
 )
 def test_what_neither_kernel_takes(gpu, call, why):
     p, tensors = on_gpu(**call)
-    assert reasons(p, *tensors) == (why, why)
+    assert reasons(p) == (why, why)
 
 
 @pytest.mark.parametrize("sizes", [(136, 64), (64, 192), (256, 256)])
 def test_heads_of_more_than_128_have_kernels(gpu, sizes):
     p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, *sizes))
-    assert reasons(p, *tensors) == (None, None)
+    assert reasons(p) == (None, None)
     assert hopper_backward.tiles(p) == (64, 64)
 
 
 def test_blocks_must_hold_whole_tiles(gpu):
     p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(64, 128)))
-    assert reasons(p, *tensors) == ("blocks of 64 x 128 are no multiples of 128 x 128", None)
+    assert reasons(p) == ("blocks of 64 x 128 are no multiples of 128 x 128", None)
     p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(128, 64)))
-    assert reasons(p, *tensors) == tuple(f"blocks of 128 x 64 are no multiples of {m} x 128" for m in (128, 64))
+    assert reasons(p) == tuple(f"blocks of 128 x 64 are no multiples of {m} x 128" for m in (128, 64))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
 def test_other_gpus(gpu, capability):
     gpu(*capability)
     p, tensors = on_gpu()
-    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
+    assert reasons(p) == ("the GPU is not a Hopper",) * 2
     p, tensors = dataclasses.replace(p, device=torch.device("cpu")), tensors
-    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
+    assert reasons(p) == ("the GPU is not a Hopper",) * 2
 
 
 def test_the_callers_own_tiles_are_the_plain_kernels(gpu):
     p, tensors = on_gpu(BLOCK_N=64)
-    assert reasons(p, *tensors) == ("kernel_options ask for tiles or warps of their own", None)
+    assert reasons(p) == ("kernel_options ask for tiles or warps of their own", None)
     p, tensors = on_gpu(bwd_num_warps=4)
-    assert reasons(p, *tensors) == (None, "kernel_options ask for tiles or warps of their own")
+    assert reasons(p) == (None, "kernel_options ask for tiles or warps of their own")
     p, tensors = on_gpu(DETERMINISTIC=True)
-    assert reasons(p, *tensors) == (None, None)
+    assert reasons(p) == (None, None)
 
 
 def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkeypatch):
     p, tensors = on_gpu()
     monkeypatch.setattr(problem, "table_options", lambda *_: {"BLOCK_N": 128, "BLOCK_M": 64, "STAGES": 0})
-    assert reasons(p, *tensors) == ("for d64 16-bit plain the plain kernel is faster",) * 2
+    assert reasons(p) == ("for d64 16-bit plain the plain kernel is faster",) * 2
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
@@ -116,7 +116,7 @@ def test_an_older_triton(gpu, monkeypatch, version):
     monkeypatch.setattr(common_gluon, "gluon", None)
     monkeypatch.setattr(triton, "__version__", version)
     p, tensors = on_gpu()
-    assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's TMA",) * 2
+    assert reasons(p) == (f"Triton is {version}, needs 3.8 for Gluon's TMA",) * 2
 
 
 def explained(monkeypatch, **call):
@@ -147,7 +147,7 @@ def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
     assert lines[2].endswith("TMA False")
     for M, N, heads in ((136, 128, 2), (128, 136, 2), (128, 128, 133)):  # or more heads than there are multiprocessors
         p, tensors = on_gpu(shape=(1, heads, heads, M, N, 64, 64))
-        assert reasons(p, *tensors) == (None, None)
+        assert reasons(p) == (None, None)
 
 
 # How the backward pass is dealt.
@@ -199,15 +199,21 @@ GIB = 2**30
     ],
 )
 def test_how_it_is_dealt(gpu, shape, options, cut):
-    assert hopper_backward.cut(that_tma_reads(shape, lists_of(*shape[3:5]), **options)) == cut
+    p = that_tma_reads(shape, lists_of(*shape[3:5]), **options)
+    assert hopper_backward.cut(p, every(p)) == cut
 
 
-def test_all_heads_of_documents_are_shared_out(gpu):
-    """How many blocks a head visits only a tensor knows: the more items, the more equal the programs' shares."""
-    shape = (1, 32, 8, 32768, 32768, 128, 128)
-    document = mods.document(torch.zeros(32768, dtype=torch.int32), mods.causal)
-    assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768, document))) == (False, 4, 4, 2048, 4)
-    assert hopper_backward.cut(that_tma_reads(shape, lists_of(32768, 32768))) == (False, 1, 1, 32768, 1)
+@pytest.mark.parametrize(
+    ("shape", "most", "cut"),
+    [
+        ((1, 32, 8, 32768, 32768, 128, 128), (256 * 257 // 2, 256), (False, 1, 1, 32768, 1)),
+        ((1, 32, 8, 32768, 32768, 128, 128), (3753, 47), (False, 4, 4, 32768, 1)),  # documents
+        ((1, 40, 8, 16384, 16384, 128, 128), (4160, 64), (False, 3, 5, 16384, 1)),  # two of one length
+        ((2, 16, 2, 8192, 8192, 128, 128), (341, 13), (False, 4, 8, 8192, 2)),  # a long one among short ones
+    ],
+)
+def test_the_fewer_blocks_are_visited_the_more_heads_a_launch_has(gpu, shape, most, cut):
+    assert hopper_backward.cut(that_tma_reads(shape, lists_of(*shape[3:5])), visits.Counts(*most)) == cut
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -218,7 +224,7 @@ def test_a_cut_keeps_to_the_workspace_and_reaches_enough_items(gpu, D, heads, M,
     mask = SPARSE_M and causal_block_mask(M, 20000, BLOCK_SIZE=(SPARSE_M, 128))
     for WORKSPACE in (2**33, 2**31, 2**27, 10**7, 10**6, 0):
         p = that_tma_reads((2, 2 * heads, 2, M, 20000, D, D), mask, WORKSPACE=WORKSPACE)
-        cut = hopper_backward.cut(p)
+        cut = hopper_backward.cut(p, every(p))
         if cut is None:
             assert WORKSPACE <= 10**7 or 20000 * 2 * D * 4 > WORKSPACE / 4
             continue
@@ -241,7 +247,7 @@ def test_a_cut_keeps_to_the_workspace_and_reaches_enough_items(gpu, D, heads, M,
 def test_no_workspace_computes_ds_twice_and_explain_says_why(gpu, D):
     p = that_tma_reads((1, 4, 2, 4096, 4096, D, D), WORKSPACE=0)
     why = "a workspace of 0 bytes holds neither ds of enough queries nor the sums of a head's dq"
-    assert hopper_backward.reason_not(p, True) == why
+    assert hopper_backward.reason_not(p) == why
     lines = str(Plan(p)).split("\n")
     assert f"backward_dkdv: warp-specialised for Hopper, tiles of 64 x {64 if D == 256 else 128}" in lines
     assert f"dq: ds is computed again, seven matrix products in all, because {why}" in lines

@@ -21,7 +21,7 @@ from kernels.flex_attention.hopper import backward_kernel, dq, fit, scheduler, w
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.hopper.scheduler import Sizes, Tables
 from kernels.flex_attention.hopper.tiles import Descs, Tiling
-from kernels.flex_attention.hopper.visits import Part, visits_of
+from kernels.flex_attention.hopper.visits import Part, every, most_of, visited_of
 from kernels.flex_attention.plain import Strides
 from kernels.flex_attention.plain_backward import new_gradients
 from kernels.flex_attention.problem import cdiv, columns, has_edge
@@ -41,19 +41,19 @@ MULTIPLE = 128  # kept matrices are whole tiles, of any size up to this
 # Which calls.
 
 
-def unfit(p, tma):
-    """Why the kernels cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
-    why = fit.unfit(p, "backward_hopper", "bwd_", 256, tma and p.tma("query", "key", "value"))
+def unfit(p):
+    """Why the kernels cannot take the call, as text, or ``None``."""
+    why = fit.unfit(p, "backward_hopper", "bwd_", 256, p.tma("query", "key", "value"))
     BLOCK_M, BLOCK_N = tiles(p)
     if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
     return why
 
 
-def reason_not(p, tma):
+def reason_not(p):
     """Why they do not make all three gradients, as text, or ``None``."""
-    why = unfit(p, tma)
-    if why is None and p.cached(cut) is None:
+    why = unfit(p)
+    if why is None and p.cached(cut, every(p)) is None:
         return f"a workspace of {p.workspace} bytes holds neither ds of enough queries nor the sums of a head's dq"
     return why
 
@@ -86,19 +86,22 @@ class Cut(NamedTuple):
     queries: int
     splits: int
 
+    def whole(self, p):
+        """Whether it is the only launch."""
+        return self.pairs * self.heads == p.Bkv * p.Hkv * p.shared * p.G and self.queries >= p.M
+
     def __str__(self):
         items = "1 item" if self.splits == 1 else f"{self.splits} items"
         heads = self.pairs * self.heads
         return f"{heads} head{'s' * (heads > 1)} x {self.queries} queries a launch, {items} a tile of keys"
 
 
-def cut(p):
-    """The ``Cut`` of a call, ``None`` if the workspace holds nothing.
+def cut(p, most):
+    """The ``Cut`` of a call, ``None`` if the workspace holds nothing; most: ``visits.Counts``.
 
     dq is added up where the registers allow it and the queries are many: the tiles of queries of all heads must outnumber the
-    programs, or these wait for one another. Else ds is kept: of whole heads, enough for ROUNDS items a program, or, where
-    these do not fit, of a band of their queries; of all heads, if they can, under a mask that asks a tensor, such as
-    documents' numbers: a head may have few blocks then.
+    programs, or these wait for one another. Else ds of the blocks that are visited is kept: of whole heads, enough for ROUNDS
+    items a program, or, where these do not fit, of a band of their queries.
     """
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     programs = scheduler.multiprocessors(p.device)
@@ -106,37 +109,36 @@ def cut(p):
     held = p.workspace // max(bytes_of_sums(p), 1)
     if max(p.D, p.Dv) <= ADDED_TO and many and held:
         held = min(held, pairs)
-        return Cut(True, held, each, p.M, splits(p, held, each))
+        return Cut(True, held, each, p.M, splits(p, held, each, every(p)))
 
-    rows, queries = kept_size(p, p.M)
-    held = p.workspace // max(rows * queries * p.dtype.itemsize, 1)
-    wanted = pairs * each
-    if not p.masked_by_data:
-        wanted = min(wanted, max(1, ROUNDS * programs // max(tiles_of_keys(p), 1)))
+    wanted = min(pairs * each, max(1, ROUNDS * programs // max(tiles_of_keys(p), 1)))
+    held = p.workspace // max(most.blocks * math.prod(block_of_ds(p, p.M)) * p.dtype.itemsize, 1)
     if held >= wanted and (held >= each or parts_fit(p, 1)):
         heads = each if held >= each else cdiv(each, cdiv(each, held))
         some = min(pairs, max(1, held // each))
-        return Cut(False, some, heads, p.M, splits(p, some, heads))
-    multiple = math.lcm(MULTIPLE, p.SPARSE_M or 1)
+        return Cut(False, some, heads, p.M, splits(p, some, heads, most))
+    multiple, rows_of_block = math.lcm(MULTIPLE, p.SPARSE_M or 1), block_of_ds(p, p.M)[0]
     while True:
         heads, some = min(each, wanted), max(1, wanted // each)
+        rows = cdiv(p.N, rows_of_block) * rows_of_block
         band = p.workspace // (rows * heads * some * p.dtype.itemsize) // multiple * multiple
         fits = parts_fit(p, some) or (heads == each and band >= p.M)
-        if fits and band >= min(LEAST_BAND, queries) or wanted == 1:
+        if fits and band >= min(LEAST_BAND, p.M) or wanted == 1:
             break
         wanted //= 2
     if not band or not fits:
         return None
     band = min(p.M, cdiv(cdiv(p.M, cdiv(p.M, band)), multiple) * multiple)  # bands of one length
-    return Cut(False, some, heads, band, splits(p, some, heads))
+    return Cut(False, some, heads, band, splits(p, some, heads, every(p)))
 
 
-def splits(p, pairs, heads):
-    """Among how many items the heads of a pair are shared out, if their sums fit: ROUNDS a program, or, of blocks that only a
-    tensor knows, as many as there are."""
-    most = pairs * heads * tiles_of_keys(p) if p.masked_by_data else ROUNDS * scheduler.multiprocessors(p.device)
+def splits(p, pairs, heads, most):
+    """Among how many items the heads of a pair are shared out, if their sums fit: the longest has no less than a program's
+    share of all work, divided by ROUNDS."""
+    in_all = pairs * most.blocks * (cdiv(p.SPARSE_N, tiles(p)[1]) if p.sparse else tiles_of_keys(p))
+    longest = most.longest * ROUNDS * scheduler.multiprocessors(p.device)
     n = 1
-    while n < heads and 2 * n * pairs * tiles_of_keys(p) <= most and parts_fit(p, 2 * n * pairs):
+    while n < heads and 2 * n * in_all <= longest and parts_fit(p, 2 * n * pairs):
         n *= 2
     return min(n, heads)
 
@@ -151,9 +153,17 @@ def tiles_of_keys(p):
     return cdiv(p.N, tiles(p)[1])
 
 
-def kept_size(p, queries):
-    """Rows and columns of one head's ds in the workspace."""
-    return tuple(cdiv(length, MULTIPLE) * MULTIPLE for length in (p.N, queries))
+def block_of_ds(p, queries):
+    """Rows and columns in the workspace of a block of the mask; without one a head's, of so many queries."""
+    whole = [cdiv(length, MULTIPLE) * MULTIPLE for length in (p.N, queries)]
+    return tuple(map(min, (p.SPARSE_N, p.SPARSE_M), whole)) if p.sparse else tuple(whole)
+
+
+def blocks_of_ds(p, queries, most):
+    """Of a head in the workspace, of all its queries or a band of so many."""
+    if p.sparse and queries < p.M:
+        return cdiv(queries, p.SPARSE_M) * cdiv(p.N, p.SPARSE_N)
+    return most.blocks
 
 
 def blocks_of_sums(p):
@@ -171,14 +181,14 @@ def bytes_of_sums(p):
 
 
 def _prepare(p, units, strides_of_do, DS, PARTS):
-    """``(programs, sizes, Hkv ... blocks, compile-time arguments, descriptors' makers)``."""
+    """``(programs, sizes, Hkv ... bundle, compile-time arguments, descriptors' makers)``."""
     BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
     programs = min(units * tiles_n, scheduler.multiprocessors(p.device))
     order = scheduler.tile_order(units, tiles_n, 1, programs)
-    bundle, blocks, serpentine = units if order["TILES_FIRST"] else 1, 0, order["SERPENTINE"]
+    bundle, serpentine = units if order["TILES_FIRST"] else 1, order["SERPENTINE"]
     if DS == "added":  # so that items wait for one another the least
-        bundle, blocks, serpentine = units if p.sparse else min(BUNDLE, units), blocks_of_sums(p), p.sparse
+        bundle, serpentine = units if p.sparse else min(BUNDLE, units), p.sparse
     short = max(p.D, p.Dv) <= 64 or p.N <= SHORT
     KEPT = 2 if short and DS != "added" and not wide(p) else 1  # the next item's keys come while gradients are stored
     T = Tiling(
@@ -211,12 +221,13 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
         ds=Descriptors(lambda ds: fit.descriptor(ds, [1, T.ROWS, BLOCK_M])),
         dq=Descriptors(lambda sums: common_gluon.describe(sums, [64, WIDTH], layout)),
     )
-    return (programs,), sizes, (p.Hkv, tiles_n, units * tiles_n, bundle, blocks), dict(**p.mods(), T=T), descs
+    return (programs,), sizes, (p.Hkv, tiles_n, units * tiles_n, bundle), dict(**p.mods(), T=T), descs
 
 
 class Workspace(NamedTuple):
-    """What dq is made of: ds where it is kept; its sums and their counters where it is added up."""
+    """What dq is made of: ds where it is kept; its sums and their counters where it is added up; blocks of a head in it."""
 
+    blocks: int = 0
     ds: torch.Tensor | None = None
     sums: torch.Tensor | None = None
     counters: torch.Tensor | None = None
@@ -224,23 +235,23 @@ class Workspace(NamedTuple):
 
 def launch_gradients(p, x, do, rows, out, pairs, part, space):
     """Launch the kernel for ``pairs``, ``(first, count)`` of batch row and key head, and a ``Part`` of their work; out: dk
-    and dv, or the sums of their parts."""
+    and dv, or the sums of their parts. What it visits is returned."""
     first, count = pairs
     DS = "kept" if space.ds is not None else "added" if space.sums is not None else ""
     PARTS = out[0].ndim == 3
     units = count * part.splits
-    programs, sizes, (Hkv, tiles_n, items, bundle, blocks), constants, described = p.cached(
-        _prepare, units, do.stride(), DS, PARTS
-    )
+    programs, sizes, of_items, constants, described = p.cached(_prepare, units, do.stride(), DS, PARTS)
     kernel = (
         wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_gradients_hopper_kernel
     )
     descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, space.ds, space.sums))
     strides = [Strides(0, 0, 0, 0) if PARTS else Strides(*t.stride()) for t in out]
-    visited, tables = visits_of(p, x, part.band, part.stop), Tables(x.score_tables, x.mask_tables)
-    tensors = descs, space.counters, *out, *strides, visited, tables
-    numbers = Hkv, tiles_n, items, first, bundle, blocks, *part
+    visited, tables = visited_of(p, x, part.band, part.stop), Tables(x.score_tables, x.mask_tables)
+    tensors = descs, space.counters, *out, *strides, visited and visited.by_keys, tables
+    Hkv, tiles_n, items, bundle = of_items
+    numbers = Hkv, tiles_n, items, first, bundle, space.blocks, *part
     launch(kernel, programs, *tensors, sizes, *numbers, **constants, num_warps=4, maxnreg=168)
+    return visited
 
 
 def launch_dkdv(p, x, outputs):
@@ -254,7 +265,11 @@ def launch_dkdv(p, x, outputs):
 def gradients(p, x, outputs, hopper=None):
     """dq, dk and dv."""
     into, *dk_dv = grads = new_gradients(x)
-    one, pairs, each = p.cached(cut), p.Bkv * p.Hkv, p.shared * p.G
+    most, pairs, each = every(p), p.Bkv * p.Hkv, p.shared * p.G
+    one = p.cached(cut, most)
+    if p.sparse and not one.added and not one.whole(p):  # fewer launches, if the mask leaves out blocks
+        most = most_of(p, x)
+        one = cut(p, most)
     rows = rows_of(p, *outputs)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
     parts = one.splits > 1 or one.heads < each or one.queries < p.M
@@ -262,9 +277,11 @@ def gradients(p, x, outputs, hopper=None):
     out = [new(units, p.N, d, dtype=torch.float32) for d in (p.D, p.Dv)] if parts else dk_dv
     if one.added:
         sums = new(one.pairs * each * blocks * ADDED_TO, WIDTH, dtype=torch.float32)
-        space = Workspace(None, sums, new(one.pairs * each, blocks // fit.GROUPS, dtype=torch.int32))
+        space = Workspace(blocks, None, sums, new(one.pairs * each, blocks // fit.GROUPS, dtype=torch.int32))
     else:
-        space = Workspace(new(one.pairs * one.heads, *kept_size(p, one.queries), dtype=x.query.dtype))
+        kept = blocks_of_ds(p, one.queries, most)
+        ds = new(one.pairs * one.heads * kept, *block_of_ds(p, one.queries), dtype=x.query.dtype)
+        space = Workspace(kept, ds)
     for first in range(0, pairs, one.pairs):
         some = first, min(one.pairs, pairs - first)
         fresh = 1
@@ -273,14 +290,14 @@ def gradients(p, x, outputs, hopper=None):
                 part = Part(begin, min(one.heads, each - begin), one.splits, band, min(band + one.queries, p.M), fresh)
                 if one.added:
                     space.counters.zero_()
-                launch_gradients(p, x, outputs.do, rows, out, some, part, space)
+                visited = launch_gradients(p, x, outputs.do, rows, out, some, part, space)
                 if one.added:
                     numbers = p.scale, p.M, p.Hq, first * each, blocks
                     tile = {"D": p.D, "BLOCK_D": ADDED_TO, "WIDTH": WIDTH, "BLOCK_M": tiles(p)[0]}
                     programs, strides = (some[1] * each * blocks,), Strides(*into.stride())
                     launch(dq.scaled_kernel, programs, space.sums, space.counters, into, strides, *numbers, **tile)
                 else:
-                    dq.multiply(p, x, space.ds, into, some, part)
+                    dq.multiply(p, x, space, into, some, part, visited and visited.by_queries)
                 fresh = 0
         if parts:
             add_up(p, out, one.splits, *dk_dv, some)

@@ -57,7 +57,15 @@ if common_gluon.gluon is not None:
         queries_of,
         store_gradients,
     )
-    from kernels.flex_attention.hopper.visits import NUMBERS, Part, head_of_item, heads_of_item, item_of_program, visit
+    from kernels.flex_attention.hopper.visits import (
+        NUMBERS,
+        Part,
+        head_of_item,
+        heads_of_item,
+        item_of_program,
+        place_of_ds,
+        visit,
+    )
 
     # Both groups' ds of two tiles in shared memory; and dq of two tiles, on its way out.
     Exchange = namedtuple("Exchange", "ds ready")
@@ -108,7 +116,7 @@ if common_gluon.gluon is not None:
                 tma.store_wait(1)  # the one before last has left this buffer
                 mine.reshape([T.ROWS, T.BLOCK_M]).store(ds)
                 fence_async_shared()
-                tma.async_store(call.descs.ds, [head.slot, n0, m0 - call.part.band], mine)
+                tma.async_store(call.descs.ds, place_of_ds(i, m0, n0, head, call, T), mine)
             dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
             mbarrier.arrive(ring.q_free.index(count % T.STAGES))
             count += 1

@@ -9,37 +9,51 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.common.gpu import multiprocessors
 from kernels.common.operator import launch
 from kernels.flex_attention import plain
-from kernels.flex_attention.plain import Axis, Strides, head_of, load_rows, over_tiles, rows_of_tile, store_rows, tiled
+from kernels.flex_attention.plain import (
+    Axis,
+    Strides,
+    head_of,
+    list_row,
+    load_rows,
+    over_tiles,
+    rows_of_tile,
+    store_rows,
+    tiled,
+)
 
 LEAST = 64  # queries of a tile that is not cut in half
 
 
 class Kept(NamedTuple):
-    """The descriptor of a workspace [heads of queries, keys, queries], a head of it, and its first query."""
+    """The descriptor of a workspace [blocks, keys, queries], a row's first block, and the tile's first query in it."""
 
     ds: Any
-    slot: Any
-    band: Any
+    block: Any
+    m0: Any
 
 
 @triton.jit
-def product_tile(dq, n0, n_end, kept, keys, m0, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr):
-    """dq += ds k; what is stored in queries that do not exist stays in their rows."""
+def product_tile(dq, i, n0, n_end, kept, keys, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr):
+    """dq += ds k of the row's i-th tile; what is stored in queries that do not exist stays in their rows."""
     k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
-    ds = kept.ds.load([kept.slot, n0, m0 - kept.band]).reshape([T.BLOCK_N, T.BLOCK_M])
+    block, row = kept.block, n0
+    if T.SPARSE_N:
+        block += i // ((T.SPARSE_N + T.BLOCK_N - 1) // T.BLOCK_N)
+        row = n0 % T.SPARSE_N
+    ds = kept.ds.load([block, row, kept.m0]).reshape([T.BLOCK_N, T.BLOCK_M])
     if EDGE:  # of keys that do not exist anything may be stored
         ds = tl.where((n0 + tl.arange(0, T.BLOCK_N) < n_end)[:, None], ds, 0.0).to(k.dtype)
-    return (tl.dot(tl.trans(ds), k, dq, input_precision=T.PRECISION),)
+    return tl.dot(tl.trans(ds), k, dq, input_precision=T.PRECISION), i + 1
 
 
-@triton.jit(do_not_specialize=["first", "begin", "heads", "band"])
+@triton.jit(do_not_specialize=["first", "begin", "heads", "band", "blocks"])
 def product_kernel(
-    ds, k_ptr, dq_ptr, partial, full, first, begin, heads, band, scale, sizes, k_strides, dq_strides, T: tl.constexpr
+    ds, k_ptr, dq_ptr, rows, first, begin, heads, band, blocks, scale, sizes, k_strides, dq_strides, T: tl.constexpr
 ):  # fmt: skip
     """dq = c ds k of BLOCK_M queries: one product instead of three.
 
-    first: where the launch's pairs of batch row and key head begin; begin, heads, band: of a ``visits.Part``, of whose heads
-    and queries there is ds.
+    rows: ``visits.Rows`` or ``None``; first: where the launch's pairs of batch row and key head begin; begin, heads, band:
+    of a ``visits.Part``, of whose heads and queries there is ds; blocks: of a head in the workspace.
     """
     pid = tl.program_id(0)
     slot = tl.num_programs(0) // sizes.tiles - 1 - pid // sizes.tiles  # the last heads' ds is still in the cache
@@ -56,12 +70,17 @@ def product_kernel(
     BLOCK_M: tl.constexpr = T.BLOCK_M
     BLOCK_D: tl.constexpr = T.BLOCK_D
     r, m0, _ = rows_of_tile(tile, sizes.M, T.SPARSE_M, BLOCK_M)
-    (dq,) = over_tiles(
+    kept = Kept(ds, slot, m0 - band)
+    lists = None
+    if T.SPARSE_M:
+        lists = rows.lists
+        kept = Kept(ds, slot * blocks + tl.load(rows.starts + list_row(lists, b, h, r)), m0 % T.SPARSE_M)
+    dq, _ = over_tiles(
         product_tile,
-        (tl.zeros([BLOCK_M, BLOCK_D], tl.float32),),
-        (Kept(ds, slot, band), head_of(k_ptr, b_kv, h_kv, k_strides, T.TMA), m0, T),
-        partial,
-        full,
+        (tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.cast(0, tl.int32)),
+        (kept, head_of(k_ptr, b_kv, h_kv, k_strides, T.TMA), T),
+        lists,
+        None,
         (b, h, r),
         Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
         None,
@@ -85,14 +104,15 @@ def _prepare(p, heads, queries):
     return p.tiles(queries, p.SPARSE_M, meta["T"].BLOCK_M), meta
 
 
-def multiply(p, x, ds, dq, pairs, part):
-    """Launch the product for the queries of ``pairs``, ``(first, count)``, and of a ``visits.Part``."""
+def multiply(p, x, space, dq, pairs, part, rows):
+    """Launch the product for the queries of ``pairs``, ``(first, count)``, and of a ``visits.Part``; rows: ``visits.Rows`` or
+    ``None``; space: ``backward.Workspace``."""
     first, count = pairs
     tiles, meta = p.cached(_prepare, count * part.heads, part.stop - part.band)
-    T = meta["T"]
+    T, ds = meta["T"], space.ds
     described = TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, T.BLOCK_N, T.BLOCK_M])
     key = tiled(x.key, T.BLOCK_N) if T.TMA else x.key
-    tensors = described, key, dq, x.partial, x.full, first, part.begin, part.heads, part.band, p.scale
+    tensors = described, key, dq, rows, first, part.begin, part.heads, part.band, space.blocks, p.scale
     strides = Strides(*p.layouts["key"][0]), Strides(*dq.stride())
     launch(product_kernel, (count * part.heads * tiles,), *tensors, plain.sizes_of(p, tiles), *strides, **meta)
 

@@ -13,6 +13,8 @@ GROUPS = 2
 ROWS = 64  # queries of a group of four warps: the rows of one matrix instruction
 BLOCK_M = GROUPS * ROWS
 
+NO_TMA = "TMA cannot read these strides"
+
 
 def unfit(p, kernel, prefix, most, tma, faster="the plain kernel"):
     """Why the Hopper version of ``kernel``, for heads up to ``most``, cannot take the call whatever its blocks, as text, or
@@ -30,7 +32,7 @@ def unfit(p, kernel, prefix, most, tma, faster="the plain kernel"):
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} {faster} is faster"
     if not tma:
-        return "TMA cannot read these strides"
+        return NO_TMA
     return None
 
 

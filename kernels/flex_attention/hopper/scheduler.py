@@ -54,7 +54,7 @@ Sizes = namedtuple("Sizes", "M N G batches scale unit")
 # A launch's work items: heads of keys, tiles of a head, all items.
 #
 # Of the backward pass alone: where its pairs of batch row and key head begin, units in a bundle (``bundled``), and blocks of
-# a head in dq's sums.
+# a head in the workspace, of ds or of dq's sums.
 Items = namedtuple("Items", "Hkv tiles count first bundle blocks", defaults=(0, 0, 0))
 
 # A block mask's partial and full blocks, each ``checks.Lists`` or ``None``.

@@ -45,7 +45,15 @@ if common_gluon.gluon is not None:
         queries_of,
         store_gradients,
     )
-    from kernels.flex_attention.hopper.visits import NUMBERS, Part, head_of_item, heads_of_item, item_of_program, visit
+    from kernels.flex_attention.hopper.visits import (
+        NUMBERS,
+        Part,
+        head_of_item,
+        heads_of_item,
+        item_of_program,
+        place_of_ds,
+        visit,
+    )
 
     # An item's keys and values, each with its barriers: another group reads them.
     WideKeys = namedtuple("WideKeys", "k v k_ready k_free v_ready v_free")
@@ -157,7 +165,7 @@ if common_gluon.gluon is not None:
                         tma.store_wait(1)  # the one before last has left this buffer
                         mine.reshape([T.ROWS, T.BLOCK_M]).store(ds)
                         fence_async_shared()
-                        tma.async_store(call.descs.ds, [head.slot, n0, m0 - call.part.band], mine)
+                        tma.async_store(call.descs.ds, place_of_ds(i, m0, n0, head, call, T), mine)
                     dk = warpgroup_mma_wait(0, deps=(dk,))
                     mbarrier.arrive(ring.q_free.index(stage))
                     count += 1
