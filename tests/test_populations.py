@@ -99,7 +99,8 @@ def test_only_rows_that_are_asked_for_are_selected():
 
 
 def row_of(ours, *peers, **more):
-    rows = [{"name": f"peer {i}", "ms": ms} if ms else {"name": f"peer {i}", "reason": "no"} for i, ms in enumerate(peers)]
+    said = [{"ms": ms, "relative_error": 1e-3} if ms else {"reason": "no"} for ms in peers]
+    rows = [{"name": f"peer {i}"} | of for i, of in enumerate(said)]
     shape = tiny("3x3") | {"N": 2}
     return {"ours_ms": ours, "peers": rows, "shape": shape, "models": ["m", "n"], "bytes": 4e8, "flops": 1e11} | more
 
@@ -134,6 +135,9 @@ def test_the_peer_compiles_for_layers_alike_once_and_ours_for_each(monkeypatch):
 
 def test_a_ratio_is_to_the_best_peer_that_ran():
     assert report.ratio(row_of(2.0, 4.0, 3.0, None)) == 1.5 and report.ratio(row_of(2.0, None)) is None
+    wrong = row_of(2.0, 4.0, 3.0)
+    wrong["peers"][1]["relative_error"] = 1.3
+    assert report.ratio(wrong) == 2.0 and report.wrong_peers([wrong])[0].startswith("peer 1 was wrong, and does not count")
     layers, mean, worst, ahead = report.summary([row_of(1.0, 2.0), row_of(1.0, 0.5), row_of(1.0, None), row_of(1.0, 1.0)])
     assert (layers, worst, ahead) == (3, 0.5, 1 / 3) and mean == pytest.approx(1.0)
 
@@ -187,8 +191,8 @@ def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path, f
 
 def test_two_cards_stand_side_by_side_and_what_did_not_run_is_said(tmp_path):
     shape = {"variant": "full", "B": 1, "H": 2, "Hkv": 2, "M": 64, "N": 64, "D": 16}
-    fa4 = {"name": "FlashAttention-4", "ms": 3.0}
-    cudnn = {"name": "cuDNN SDPA", "ms": 0.5}
+    fa4 = {"name": "FlashAttention-4", "ms": 3.0, "relative_error": 1e-3}
+    cudnn = {"name": "cuDNN SDPA", "ms": 0.5, "relative_error": 1e-3}
     for gpu, word, peer in ((h100 := "NVIDIA H100 80GB HBM3", "h100", fa4), ("NVIDIA H200", "h200", cudnn)):
         machine = MACHINE | {"gpu": gpu, "multiprocessors": 132, "torch": "2", "triton": "3", "commit": "c", "date": "1"}
         rows = [row_of(1.0, half="drawn", shape=shape) | {"pass": "forward", "peers": [peer], "kernel": "flex_attention",

@@ -10,6 +10,7 @@ from kernels import runtime
 DATA = Path(__file__).parent / "data"
 HALVES = ("tuning", "held_out")
 DRAWN = "drawn"  # from models that are in neither half, after the choices had been made
+WRONG = 0.1  # relative error from which on a peer's result is none
 
 
 def record(operator, half="both"):
@@ -68,10 +69,14 @@ def short(x):
     return float(f"{x:.3g}")
 
 
+def ran(row, wrong=False):
+    """The peers that ran and were right, or those that were wrong: their time is of something else."""
+    return [peer for peer in row["peers"] if "ms" in peer and ((peer["relative_error"] or 0) > WRONG) == wrong]
+
+
 def best_peer(row):
-    """The fastest peer that ran, or ``None``."""
-    ran = [peer for peer in row["peers"] if "ms" in peer]
-    return min(ran, key=lambda peer: peer["ms"], default=None)
+    """The fastest peer that ran and was right, or ``None``."""
+    return min(ran(row), key=lambda peer: peer["ms"], default=None)
 
 
 def renewed(record, newer):

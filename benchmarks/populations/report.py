@@ -76,9 +76,8 @@ def by_peer(rows):
     """``{(pass, peer): summary}`` of ratios to each peer alone, where it is not the only one of the only pass."""
     found = {}
     for row in rows:
-        for peer in row["peers"]:
-            if "ms" in peer:
-                found.setdefault((row["pass"], peer["name"]), []).append(row | {"peers": [peer]})
+        for peer in population.ran(row):
+            found.setdefault((row["pass"], peer["name"]), []).append(row | {"peers": [peer]})
     return {which: summary(those) for which, those in sorted(found.items())} if len(found) > 1 else {}
 
 
@@ -253,10 +252,20 @@ def measured_on(operator, halves):
                 of = "both halves" if half == "both" else f"the {part(half)}"
                 lines.append(f"Layers not measured: {left_out} of {of}.")
         for half, record in those.items():
+            lines += wrong_peers(record["rows"])
             for failed in record["failed"]:
                 lines += ["", f"Failed of the {part(half)}: {failed['case']}: {failed['error']}"]
         lines.append("")
     return lines
+
+
+def wrong_peers(rows):
+    """Where peers' results were wrong, so that their times don't count."""
+    found = {}
+    for row in rows:
+        for peer in population.ran(row, wrong=True):
+            found.setdefault(peer["name"], []).append(f"{layer_of(row)} (relative error {peer['relative_error']:.1f})")
+    return [f"{name} was wrong, and does not count, in {'; '.join(layers)}." for name, layers in found.items()]
 
 
 def comparison(found):
