@@ -81,8 +81,9 @@ def flex_attention(
             ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
             WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores, or
             dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven; up to a quarter
-            more for sums of dk and dv in parts. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs where it is
-            faster. torch's other options are ignored, each with one warning.
+            more for sums of dk and dv in parts. Where ds of all blocks is larger, the first backward pass of a new mask
+            waits for the GPU, to count those that are visited. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs
+            where it is faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
 
     Returns:

@@ -115,7 +115,8 @@ def cut(p, most):
     held = p.workspace // max(most.blocks * math.prod(block_of_ds(p, p.M)) * p.dtype.itemsize, 1)
     if held >= wanted and (held >= each or parts_fit(p, 1)):
         heads = each if held >= each else cdiv(each, cdiv(each, held))
-        some = cdiv(pairs, cdiv(pairs, max(1, held // each)))  # launches of one size
+        launches = cdiv(pairs, max(1, held // each))
+        some = cdiv(pairs, max(1, launches))  # launches of one size
         return Cut(False, some, heads, p.M, splits(p, some, heads, most))
     multiple, rows_of_block = math.lcm(MULTIPLE, p.SPARSE_M or 1), block_of_ds(p, p.M)[0]
     while True:
