@@ -49,9 +49,8 @@ class Judge:
 
     def template(self) -> Template:
         """A template that may start one more sandboxed process."""
-        lost = self._template is not None and not self._template.alive
-        if lost or self._template is not None and self._template.used and not self._template.nested:
-            self.close()  # without namespaces of their own, sandboxed processes share one sandbox with nobody
+        if self._template is not None and not self._template.alive:
+            self.close()
         if self._template is None:
             self._template = Template(self.unsafe)
         return self._template
