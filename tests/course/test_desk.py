@@ -6,8 +6,11 @@ import html
 import io
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from html.parser import HTMLParser
 
@@ -26,6 +29,7 @@ from tools.grading.course import Course, Late, NotACourse, read_roster
 from tools.grading.gradebook import Book
 from tools.grading.marks import COLUMNS
 from tools.grading.results import Line, Outcome, Result
+from tools.grading.submission import handed_in
 
 ASSIGNMENT = read(ROOT / "exercises" / NAME / f"{NAME}.ipynb")
 LONG = "FAILED  strides: out[0] is wrong, got <b>1</b>, expected 2 (with M = 3): each address … Lesson 01, step 4."
@@ -215,6 +219,42 @@ def test_no_student_of_a_download_stops_the_others(tmp_path, monkeypatch):
             assert about["student_id"] not in found
             found[about["student_id"]] = path.relative_to(place / "extracted" / "class").parts[1:]
     assert found == {"ada": (f"{NAME}.ipynb",), "eve": (f"{NAME}.ipynb",)}
+
+
+def test_a_download_is_collected_again_without_loss(tmp_path):
+    """The second run of `nbgrader zip_collect` stops and says so; with --force it collects what came meanwhile. An hour that
+    somebody noted stays beside what it was noted of."""
+    archive = tmp_path / "downloaded" / NAME / "archive"
+    archive.mkdir(parents=True)
+    (tmp_path / "roster.csv").write_text("student_id,last_name,first_name\nada,Lovelace,Ada\nbob,Ross,Bob\neve,Evil,Eve\n")
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+
+    def collected(*more, **notebooks):
+        with zipfile.ZipFile(archive / "class.zip", "w") as file:
+            for name, text in notebooks.items():
+                file.writestr(f"{name.replace('_', ' ')}_1_assignsubmission_file_/{NAME}.ipynb", text)
+        command = [sys.executable, "-m", "nbgrader", "zip_collect", NAME, *more]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        found = {}
+        for path in sorted((tmp_path / "submitted").rglob("*.*")):
+            found.setdefault(path.relative_to(tmp_path / "submitted").parts[0], []).append(path.read_text())
+        return done, found
+
+    first = {"Ada_Lovelace": "1", "Bob_Ross": "1"}
+    assert collected(**first)[1] == {"ada": ["1"], "bob": ["1"]}
+    hour = "2026-11-03 20:00:00 UTC"
+    for student in ("ada", "bob"):
+        (tmp_path / "submitted" / student / NAME / "timestamp.txt").write_text(hour)
+    done, found = collected(**first)
+    assert done.returncode and "--force" in done.stderr and found == {"ada": ["1", hour], "bob": ["1", hour]}
+    done, found = collected("--force", Ada_Lovelace="1", Bob_Ross="2", Eve_Evil="1")
+    assert done.returncode == 0 and list(found) == ["ada", "bob", "eve"]
+    assert (found["ada"][0], found["bob"], found["eve"]) == ("1", ["2"], ["1"])
+    assert found["ada"][1:] and handed_in(tmp_path / "submitted" / "ada" / NAME) == datetime.datetime.fromisoformat(
+        hour.replace(" UTC", "+00:00")
+    )
+    assert "handed in another notebook" in done.stderr and hour[:16] in done.stderr
 
 
 def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
