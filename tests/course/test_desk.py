@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -22,7 +23,7 @@ from kernels import check
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
 from tools.desk import main
-from tools.grading import bundle, collect, feedback, foreign, judges, marks, pages, plots, similarity
+from tools.grading import bundle, collect, feedback, foreign, judge, judges, marks, pages, plots, similarity
 from tools.grading.assignment import read
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, Late, NotACourse, read_roster
@@ -373,13 +374,13 @@ def test_who_came_late_and_who_is_missing(tmp_path):
     assert [SCRIPT in cell.source for cell in copy.cells if cell.id == "kernel"] == [True]  # code is shown as text
 
 
-def one_submission(root, *students):
+def one_submission(root, *students, name=NAME, text="{}"):
     """A course of one assignment, and a submission of each student that no judge need read."""
     for student in students:
-        place = root / "submitted" / student / NAME
+        place = root / "submitted" / student / name
         place.mkdir(parents=True)
-        (place / f"{NAME}.ipynb").write_text("{}")
-    shutil.copytree(ROOT / "exercises" / NAME, root / "exercises" / NAME)
+        (place / f"{name}.ipynb").write_text(text)
+    shutil.copytree(ROOT / "exercises" / name, root / "exercises" / name)
     return Batch(Course.at(root), How(quiet=True))
 
 
@@ -403,6 +404,36 @@ def test_a_failed_judge_costs_no_mark_and_is_tried_again(tmp_path):
     kept = batch.results["ada", NAME]
     assert (kept.status, kept.points, "earlier mark" in kept.notes[-1]) == ("crashed", 7.0, True)
     assert not batch._known(task)
+
+
+def test_a_judge_that_fails_in_one_check_earns_the_others(tmp_path, monkeypatch):
+    """Its own mistake costs one check, which is named, until the next run; a mark that was more stays."""
+
+    def run(one, *_):
+        if one.function == "finds_a":
+            raise ZeroDivisionError("in the judge")
+        return SimpleNamespace(points=one.points, properties=[], worth={}), one.points
+
+    monkeypatch.setattr(judge, "_run", run)
+    monkeypatch.setattr(judges, "_judge", judge.Judge(unsafe=True))
+    name = "clinic_0_foundations"
+    released = (ROOT / "exercises" / name / f"{name}.ipynb").read_text()
+    batch = one_submission(tmp_path, "ada", name=name, text=released)
+    (task,) = batch._tasks()
+    with Book(batch.course.gradebook) as book:
+        book.declare(batch.assignments[name])
+        for before, points in ((None, 24), (20.0, 24), (26.0, 26)):
+            if before:
+                earlier = Result("ada", name, "graded", points=before, key="of another version")
+                batch._keep(task, earlier, book)
+            found = judges.judged(task)
+            assert (found.status, found.points, found.key) == ("crashed", 24, "")
+            assert found.reason == "the judge failed in finds_a: ZeroDivisionError: in the judge"
+            batch._keep(task, found, book)
+            assert batch.results["ada", name].points == points
+    assert not batch._known(task)
+    monkeypatch.setattr(judge, "_run", lambda *_: 1 / 0)
+    assert (judges.judged(task).status, judges.judged(task).points) == ("crashed", None)  # no 0 that nobody earned
 
 
 def test_no_points_are_no_silence(tmp_path):
