@@ -429,6 +429,7 @@ def test_a_judge_that_fails_in_one_check_earns_the_others(tmp_path, monkeypatch)
             found = judges.judged(task)
             assert (found.status, found.points, found.key) == ("crashed", 24, "")
             assert found.reason == "the judge failed in finds_a: ZeroDivisionError: in the judge"
+            assert "program ended" not in feedback.page_of(batch.assignments[name], found, {}, None)
             batch._keep(task, found, book)
             assert batch.results["ada", name].points == points
     assert not batch._known(task)
