@@ -114,6 +114,13 @@ class Notebooks(ExtractorPlugin):
                     self.log.warning("%s cannot be unpacked: %s", one.filename, error)
 
 
+def _unpacked(path: str) -> tuple[str, tuple[str, ...]]:
+    """The assignment that a file belongs to, and its place in the download: where the course's folder lies says nothing."""
+    parts = PurePath(path).parts
+    starts = [i for i, part in enumerate(parts) if part == "extracted" and parts[i - 2 : i - 1] == ("downloaded",)]
+    return (parts[starts[0] - 1], parts[starts[0] + 1 :]) if starts else ("", parts)
+
+
 def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
     """The student's folder name and the notebook's name; None where no student, or more than one, fits."""
     _, parts = _unpacked(path)
@@ -127,13 +134,6 @@ def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
                 return None
             return fits[0], re.sub(r"(-\d+)?\.ipynb$", "", file)
     return None
-
-
-def _unpacked(path: str) -> tuple[str, tuple[str, ...]]:
-    """The assignment that a file belongs to, and its place in the download: where the course's folder lies says nothing."""
-    parts = PurePath(path).parts
-    starts = [i for i, part in enumerate(parts) if part == "extracted" and parts[i - 2 : i - 1] == ("downloaded",)]
-    return (parts[starts[0] - 1], parts[starts[0] + 1 :]) if starts else ("", parts)
 
 
 def _hidden(*places: str) -> bool:
