@@ -229,7 +229,7 @@ class _Watch:
         """Note one launch; ``False``: it is not to run."""
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         bound = inspect.getcallargs(kernel.fn, *args, **{k: v for k, v in kwargs.items() if k not in options})
-        for name in _triton_private.constant_parameters(kernel):
+        for name in _triton_private.constant_parameters(kernel.fn):
             each(bound[name], functools.partial(_no_tensor, name))
         grid = tuple(grid(bound) if callable(grid) else grid)
         views = {}

@@ -7,6 +7,7 @@ often as an experiment needs them. Cases, expected values, seeds, comparison and
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import NamedTuple
@@ -163,6 +164,11 @@ class Submission:
         return Kernels(prepared, list(dict.fromkeys(self.texts(found.recording))), numbers=numbers)
 
 
+@functools.lru_cache
+def _source(function, code) -> str:
+    return inspect.getsource(function)
+
+
 def sources_of(kernel, known: set | None = None):
     """The source text of a kernel and of the helpers that it names, where they are the learner's."""
     known = set() if known is None else known
@@ -171,7 +177,7 @@ def sources_of(kernel, known: set | None = None):
         return
     known.add(function)
     try:
-        yield inspect.getsource(function)
+        yield _source(function, function.__code__)
     except (OSError, TypeError):
         return
     for name in function.__code__.co_names:

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import dis
+import functools
 import importlib.machinery
 import inspect
 import json
@@ -160,15 +161,9 @@ class _Writer:
         if f"def {name}" in self.bound:
             raise ValueError(f"there are two functions called {name!r}: rename one of them")
         self.bound[f"def {name}"] = value
-        try:
-            lines, start = inspect.getsourcelines(function)
-            definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
-        except (OSError, SyntaxError) as error:
-            raise ValueError(f"the source of {name!r} cannot be read ({error})") from None
-        if not isinstance(definition, ast.FunctionDef):
-            raise ValueError(f"{name!r} is not defined by `def`")
+        text, line, names = _read(function, function.__code__)
         outer, self.user = self.user, f" in {name!r}"
-        for used in _names(function, definition):
+        for used in names:
             found, what = _look_up(function, used)
             if found:
                 self.bind(used, what)
@@ -176,14 +171,31 @@ class _Writer:
         self.bind(name, value)
         self.add("")
         self.add(_triton_private.decorator(value))
-        self.origins.append((len(self.lines) + 1, start + definition.lineno - 1))
-        self.add(textwrap.dedent("".join(lines[definition.lineno - 1 :])))
+        self.origins.append((len(self.lines) + 1, line))
+        self.add(text)
         self.add("")
         return name
 
 
 def _plain(value) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, tl.dtype))
+
+
+@functools.lru_cache
+def _read(function, code) -> tuple[str, int, list[str]]:
+    """A function's text without its decorators, the line at which it begins, and the names that it takes from outside.
+
+    code: the function's own, which a notebook's autoreload exchanges.
+    """
+    try:
+        lines, start = inspect.getsourcelines(function)
+        definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"the source of {function.__name__!r} cannot be read ({error})") from None
+    if not isinstance(definition, ast.FunctionDef):
+        raise ValueError(f"{function.__name__!r} is not defined by `def`")
+    text = textwrap.dedent("".join(lines[definition.lineno - 1 :]))
+    return text, start + definition.lineno - 1, _names(function, definition)
 
 
 def _names(function, definition: ast.FunctionDef) -> list[str]:

@@ -72,7 +72,7 @@ def serve(place: str, alone: bool) -> None:
         cache.triton_key()  # reads all of Triton, for the key of its cache, and keeps it
     else:  # a job's own cache, in its own folder, is never asked by another Triton: half a second is saved
         cache.triton_key = lambda: "one job's"
-    needs_torch = False
+    needs_torch, there = False, set(os.listdir(place))
     while select.select([0], [], [], IDLE_SECONDS)[0]:
         request = read_line()
         if not request:
@@ -97,6 +97,8 @@ def serve(place: str, alone: bool) -> None:
             words = "\n".join(printed.decode(errors="replace").strip().splitlines()[-12:])
             answers.write(json.dumps([status, words, len(answer)]).encode() + b"\n" + answer)
             answers.flush()
+        if alone and set(os.listdir(place)) != there:  # the next job begins in a sandbox in which nothing was left
+            return
 
 
 def keep_out() -> None:
@@ -142,6 +144,7 @@ def run_child(job: str, folder: Path, working: str, details: bytes) -> NoReturn:
         os.closerange(3, 1 << 10)  # the pipe of answers is the server's alone
         os.chdir(working)
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
+        os.environ["TMPDIR"] = str(folder)  # of a compilation that failed, Triton's files stay
         if job != "trace":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants
             bound_memory(COMPILER_BYTES)
         importlib.invalidate_caches()

@@ -9,6 +9,7 @@ The interpreter gives no public way to see a kernel's memory accesses. The names
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import sys
@@ -298,9 +299,10 @@ def is_gluon(value) -> bool:
     return isinstance(value, JITFunction) and value.is_gluon()
 
 
-def constant_parameters(kernel) -> list[str]:
-    """The parameters that a kernel declares as ``tl.constexpr``."""
-    return [param.name for param in JITFunction(kernel.fn).params if param.is_constexpr]
+@functools.lru_cache
+def constant_parameters(function) -> list[str]:
+    """The parameters that a kernel's function declares as ``tl.constexpr``. Triton reads all its source to say so."""
+    return [param.name for param in JITFunction(function).params if param.is_constexpr]
 
 
 def python_function(value):

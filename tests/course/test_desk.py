@@ -6,10 +6,14 @@ import html
 import io
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -19,13 +23,14 @@ from kernels import check
 from tests.course.hostile import NAME
 from tests.course.mutants import ROOT, cells
 from tools.desk import main
-from tools.grading import bundle, collect, feedback, foreign, judges, marks, pages, plots, similarity
+from tools.grading import bundle, collect, feedback, foreign, judge, judges, marks, pages, plots, similarity
 from tools.grading.assignment import read
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, Late, NotACourse, read_roster
 from tools.grading.gradebook import Book
 from tools.grading.marks import COLUMNS
 from tools.grading.results import Line, Outcome, Result
+from tools.grading.submission import handed_in
 
 ASSIGNMENT = read(ROOT / "exercises" / NAME / f"{NAME}.ipynb")
 LONG = "FAILED  strides: out[0] is wrong, got <b>1</b>, expected 2 (with M = 3): each address … Lesson 01, step 4."
@@ -217,6 +222,42 @@ def test_no_student_of_a_download_stops_the_others(tmp_path, monkeypatch):
     assert found == {"ada": (f"{NAME}.ipynb",), "eve": (f"{NAME}.ipynb",)}
 
 
+def test_a_download_is_collected_again_without_loss(tmp_path):
+    """The second run of `nbgrader zip_collect` stops and says so; with --force it collects what came meanwhile. An hour that
+    somebody noted stays beside what it was noted of."""
+    archive = tmp_path / "downloaded" / NAME / "archive"
+    archive.mkdir(parents=True)
+    (tmp_path / "roster.csv").write_text("student_id,last_name,first_name\nada,Lovelace,Ada\nbob,Ross,Bob\neve,Evil,Eve\n")
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+
+    def collected(*more, **notebooks):
+        with zipfile.ZipFile(archive / "class.zip", "w") as file:
+            for name, text in notebooks.items():
+                file.writestr(f"{name.replace('_', ' ')}_1_assignsubmission_file_/{NAME}.ipynb", text)
+        command = [sys.executable, "-m", "nbgrader", "zip_collect", NAME, *more]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        found = {}
+        for path in sorted((tmp_path / "submitted").rglob("*.*")):
+            found.setdefault(path.relative_to(tmp_path / "submitted").parts[0], []).append(path.read_text())
+        return done, found
+
+    first = {"Ada_Lovelace": "1", "Bob_Ross": "1"}
+    assert collected(**first)[1] == {"ada": ["1"], "bob": ["1"]}
+    hour = "2026-11-03 20:00:00 UTC"
+    for student in ("ada", "bob"):
+        (tmp_path / "submitted" / student / NAME / "timestamp.txt").write_text(hour)
+    done, found = collected(**first)
+    assert done.returncode and "--force" in done.stderr and found == {"ada": ["1", hour], "bob": ["1", hour]}
+    done, found = collected("--force", Ada_Lovelace="1", Bob_Ross="2", Eve_Evil="1")
+    assert done.returncode == 0 and list(found) == ["ada", "bob", "eve"]
+    assert (found["ada"][0], found["bob"], found["eve"]) == ("1", ["2"], ["1"])
+    assert found["ada"][1:] and handed_in(tmp_path / "submitted" / "ada" / NAME) == datetime.datetime.fromisoformat(
+        hour.replace(" UTC", "+00:00")
+    )
+    assert "handed in another notebook" in done.stderr and hour[:16] in done.stderr
+
+
 def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
     def packed(members):
         data = io.BytesIO()
@@ -333,13 +374,13 @@ def test_who_came_late_and_who_is_missing(tmp_path):
     assert [SCRIPT in cell.source for cell in copy.cells if cell.id == "kernel"] == [True]  # code is shown as text
 
 
-def one_submission(root, *students):
+def one_submission(root, *students, name=NAME, text="{}"):
     """A course of one assignment, and a submission of each student that no judge need read."""
     for student in students:
-        place = root / "submitted" / student / NAME
+        place = root / "submitted" / student / name
         place.mkdir(parents=True)
-        (place / f"{NAME}.ipynb").write_text("{}")
-    shutil.copytree(ROOT / "exercises" / NAME, root / "exercises" / NAME)
+        (place / f"{name}.ipynb").write_text(text)
+    shutil.copytree(ROOT / "exercises" / name, root / "exercises" / name)
     return Batch(Course.at(root), How(quiet=True))
 
 
@@ -363,6 +404,37 @@ def test_a_failed_judge_costs_no_mark_and_is_tried_again(tmp_path):
     kept = batch.results["ada", NAME]
     assert (kept.status, kept.points, "earlier mark" in kept.notes[-1]) == ("crashed", 7.0, True)
     assert not batch._known(task)
+
+
+def test_a_judge_that_fails_in_one_check_earns_the_others(tmp_path, monkeypatch):
+    """Its own mistake costs one check, which is named, until the next run; a mark that was more stays."""
+
+    def run(one, *_):
+        if one.function == "finds_a":
+            raise ZeroDivisionError("in the judge")
+        return SimpleNamespace(points=one.points, properties=[], worth={}), one.points
+
+    monkeypatch.setattr(judge, "_run", run)
+    monkeypatch.setattr(judges, "_judge", judge.Judge(unsafe=True))
+    name = "clinic_0_foundations"
+    released = (ROOT / "exercises" / name / f"{name}.ipynb").read_text()
+    batch = one_submission(tmp_path, "ada", name=name, text=released)
+    (task,) = batch._tasks()
+    with Book(batch.course.gradebook) as book:
+        book.declare(batch.assignments[name])
+        for before, points in ((None, 24), (20.0, 24), (26.0, 26)):
+            if before:
+                earlier = Result("ada", name, "graded", points=before, key="of another version")
+                batch._keep(task, earlier, book)
+            found = judges.judged(task)
+            assert (found.status, found.points, found.key) == ("crashed", 24, "")
+            assert found.reason == "the judge failed in finds_a: ZeroDivisionError: in the judge"
+            assert "program ended" not in feedback.page_of(batch.assignments[name], found, {}, None)
+            batch._keep(task, found, book)
+            assert batch.results["ada", name].points == points
+    assert not batch._known(task)
+    monkeypatch.setattr(judge, "_run", lambda *_: 1 / 0)
+    assert (judges.judged(task).status, judges.judged(task).points) == ("crashed", None)  # no 0 that nobody earned
 
 
 def test_no_points_are_no_silence(tmp_path):

@@ -8,6 +8,7 @@ from tests.course.mutants import ROOT, submission, targets
 from tools.grading import texts
 from tools.grading.assignment import read_all
 from tools.grading.judge import exercise_of
+from tools.grading.sandboxed import recordings
 
 TEXT = "import triton as _triton, triton.language as _tl\n"
 ASSIGNMENTS = read_all(ROOT / "exercises")
@@ -146,6 +147,13 @@ def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
 def test_a_text_for_the_compiler_holds_kernels_alone(text):
     with pytest.raises(texts.NotKernels):
         texts.hold(TEXT + text)
+
+
+def test_calls_that_differ_in_values_alone_share_one_kernel():
+    text = KERNEL.format("'\\\nVALUES = 1'") + "\nKERNEL = load_block\nVALUES = {}\n"
+    texts.hold(text)
+    (one, first), (two, second) = (recordings.defined(text[:-3] + values, []) for values in ("{'N': 1}\n", "{'N': 2}\n"))
+    assert one is two and (first, second) == ({"N": 1}, {"N": 2})
 
 
 def test_no_comment_says_how_a_text_for_the_compiler_is_encoded():

@@ -58,6 +58,15 @@ def test_a_cell_comes_along_whole(cell):
         assert new_lines[new - 1] == cell_lines[original - 1] and "def " in new_lines[new - 1]
 
 
+def test_a_kernels_source_is_read_once_and_anew_after_an_autoreload(cell, monkeypatch):
+    names, reads, read = cell(CELL), [], inspect.getsourcelines
+    monkeypatch.setattr(inspect, "getsourcelines", lambda function: reads.append(function) or read(function))
+    first, _ = _child.export(names["kernel"], {})
+    assert _child.export(names["kernel"], {})[0] == first and len(reads) == 2  # the kernel and its helper
+    names["times"].fn.__code__ = cell(CELL.replace("v * factor", "factor * v"))["times"].fn.__code__
+    assert "factor * v" in _child.export(names["kernel"], {})[0]
+
+
 def test_what_the_checks_define_is_written_out_but_where_a_name_is_taken(cell):
     kernel = "@triton.jit\ndef kernel(x, MOD: tl.constexpr):\n    tl.store(x, MOD(tl.load(x), 0, 0){})\n"
     values = {"MOD": flash_mods.same}

@@ -201,8 +201,8 @@ class Batch:
 
     def _keep(self, task: Task, result: Result, book) -> None:
         result.submitted = task.submitted
-        before = None if result.key else stored(self._place(task.student, task.assignment))
-        if before is not None and before.points is not None:  # the judge failed, and not the submission
+        before = stored(self._place(task.student, task.assignment)) if result.failed else None
+        if before is not None and before.points is not None and before.points > (result.points or -1.0):
             result.points, result.most, result.checks = before.points, before.most, before.checks
             result.answers, result.texts = before.answers, before.texts
             result.notes.append("the mark is an earlier mark; the next run tries it again")

@@ -6,6 +6,8 @@ found by the full name, or by canvas_id. What a platform wrote comes first in a 
 like, in an archive of their own perhaps, and nothing there says who they are.
 """
 
+import datetime
+import filecmp
 import io
 import lzma
 import re
@@ -18,7 +20,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from nbgrader.plugins.zipcollect import ExtractorPlugin, FileNameCollectorPlugin
 
 from tools.grading.course import read_roster
-from tools.grading.submission import MOST_BYTES
+from tools.grading.submission import MOST_BYTES, handed_in
 
 _MOODLE = re.compile(r"(?P<full>[^_]+)_\d+_assignsubmission_file(_(?P<file>.*))?")
 _CANVAS = re.compile(r"(?P<full>[^_\d]+)(_LATE)?_(?P<user>\d+)_\d+_(?P<file>.*)")
@@ -61,7 +63,16 @@ class Platforms(FileNameCollectorPlugin):
             self.log.warning("Left out, for %s has another notebook of this name: %s", student, submitted_file)
             return None
         self._collected.add(one)
-        return {"student_id": student, "file_id": notebook}
+        return {"student_id": student, "file_id": notebook, "timestamp": self._hour(path, *one)}
+
+    def _hour(self, path: Path, student: str, notebook: str) -> datetime.datetime | None:
+        """The hour that somebody noted beside this very notebook, which nbgrader would remove with the folder."""
+        before = Path("submitted", student, _unpacked(str(path))[0])
+        hour, other = handed_in(before), before / f"{notebook}.ipynb"
+        if hour is None or other.is_file() and filecmp.cmp(path, other, shallow=False):
+            return hour
+        self.log.warning("%s handed in another notebook than that of %s: when?", student, f"{hour:%Y-%m-%d %H:%M} UTC")
+        return None
 
 
 class Notebooks(ExtractorPlugin):
@@ -103,11 +114,16 @@ class Notebooks(ExtractorPlugin):
                     self.log.warning("%s cannot be unpacked: %s", one.filename, error)
 
 
-def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
-    """The student's folder name and the notebook's name; None where no student, or more than one, fits."""
+def _unpacked(path: str) -> tuple[str, tuple[str, ...]]:
+    """The assignment that a file belongs to, and its place in the download: where the course's folder lies says nothing."""
     parts = PurePath(path).parts
     starts = [i for i, part in enumerate(parts) if part == "extracted" and parts[i - 2 : i - 1] == ("downloaded",)]
-    parts = parts[starts[0] + 1 if starts else 0 :]  # where the course's folder lies says nothing
+    return (parts[starts[0] - 1], parts[starts[0] + 1 :]) if starts else ("", parts)
+
+
+def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
+    """The student's folder name and the notebook's name; None where no student, or more than one, fits."""
+    _, parts = _unpacked(path)
     for place, part in enumerate(parts):
         match = _MOODLE.fullmatch(part) or _CANVAS.fullmatch(part)
         if match:

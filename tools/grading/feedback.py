@@ -18,6 +18,7 @@ SAID = {
     "refused": "This submission was not run, so it has no mark yet. Mend what is named here and hand in again, or ask.",
     "crashed": "The program ended while it was being checked.",
     "out of time": "The program did not come to its end and was stopped.",
+    "failed": "This was not checked to its end, through no fault of yours, and will be tried again.",
 }
 
 
@@ -57,7 +58,7 @@ def _mark(result, mark) -> str:
 
 
 def _said(result) -> str:
-    said = [SAID[result.status]] if result.status in SAID else []
+    said = [SAID["failed" if result.failed else result.status]] if result.status in SAID else []
     said += [result.reason] if result.reason else []
     said += [f"{note}." for note in result.notes]
     kind = "notice" if result.status in SAID else "remark"

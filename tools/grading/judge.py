@@ -17,6 +17,7 @@ from kernels import check as checks
 from kernels.check import clinics
 from kernels.check.framework import check as hold
 from kernels.lab import _fork_server
+from tools.grading import foreign
 from tools.grading.answers import MOST_CHARACTERS, python
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.bench import Bench
@@ -49,9 +50,8 @@ class Judge:
 
     def template(self) -> Template:
         """A template that may start one more sandboxed process."""
-        lost = self._template is not None and not self._template.alive
-        if lost or self._template is not None and self._template.used and not self._template.nested:
-            self.close()  # without namespaces of their own, sandboxed processes share one sandbox with nobody
+        if self._template is not None and not self._template.alive:
+            self.close()
         if self._template is None:
             self._template = Template(self.unsafe)
         return self._template
@@ -99,11 +99,18 @@ class Judge:
             with within(lambda: 2 * bench.total):  # what is done here, the compiler's work too, counts as well
                 cells = self._cells(assignment, submission)
                 for one in assignment.checks:
-                    result.checks.append(self._check(one, assignment, cells, bench))
+                    try:
+                        result.checks.append(self._check(one, assignment, cells, bench))
+                    except (Unusable, NoSandbox, MemoryError):
+                        raise
+                    except Exception as error:  # the judge's own mistake: the other checks know nothing of it
+                        said = f"the judge failed in {one.function}: {type(error).__name__}: {error}"
+                        result.status, result.reason, result.failed = "crashed", foreign.plain(said), True
         finally:
             bench.close()
-        result.points = sum(one.points for one in result.checks)
-        if bench.incidents:
+        if result.checks or not result.failed:
+            result.points = sum(one.points for one in result.checks)
+        if bench.incidents and not result.failed:
             result.status = "crashed" if "crashed" in bench.incidents else "out of time"
             result.reason = bench.details[bench.incidents.index(result.status)]
 

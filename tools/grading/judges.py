@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.grading import leave, submission
+from tools.grading import foreign, leave, submission
 from tools.grading.assignment import parse
 from tools.grading.results import Result
 from tools.grading.timer import TooLong, within
@@ -83,8 +83,8 @@ class Judges:
 
 
 def crashed(task: Task, why: str) -> Result:
-    """The result of a submission that no judge came to the end of: without a key, so that the next run tries it again."""
-    return Result(task.student, task.assignment, "crashed", why)
+    """The result of a submission that no judge came to the end of."""
+    return Result(task.student, task.assignment, "crashed", foreign.plain(why), failed=True)
 
 
 _judge = None  # this process's
@@ -145,7 +145,7 @@ def content(task: Task) -> tuple[bytes, bytes, list[str], submission.Unusable | 
 def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> Result:
     """The result of a submission's content, by this process's judge."""
     result = _judge_it(task, released, data, notes, unusable)
-    result.key = key(task, data, notes, unusable)
+    result.key = "" if result.failed else key(task, data, notes, unusable)
     return result
 
 

@@ -51,6 +51,7 @@ class Result:
     seconds: float = 0.0
     key: str = ""
     submitted: str = ""  # ISO 8601, where it is known
+    failed: bool = False  # the judge, and not the submission: it has no key, and the next run tries it again
 
     def to_json(self) -> dict:
         """As a table that JSON can hold."""

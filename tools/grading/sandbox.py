@@ -30,6 +30,17 @@ CHECK = (
 START_SECONDS = 180
 LEAVE_SECONDS = 2
 
+#: What every sandboxed process needs besides bubblewrap, tried in its place.
+TRY = """
+import sys
+from sandboxed import server, syscalls
+server.become(int(sys.argv[1]))
+if not server.enter():
+    sys.exit("no process may have namespaces of its own (user.max_user_namespaces, or AppArmor's restriction of them)")
+if not syscalls.forbid():
+    sys.exit("this system has no filter of system calls (seccomp)")
+"""
+
 UNSAFE = """without a sandbox a submission can read and change whatever you can: the solutions, other students' work, the
 gradebook, your keys; it reaches the network, and outlives its grading"""
 
@@ -54,8 +65,10 @@ def why_not() -> str:
         return "bubblewrap is not installed (apt install bubblewrap)"
     if why := syscalls.why_not():
         return f"a sandboxed process cannot be kept from memory beyond its limits: {why}"
-    command = [*_wrapped(), "--", sys.executable, "-I", "-S", "-c", ""]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(
+        [*_wrapped(), *_served(), *_sealed({}), sys.executable, "-S", "-c", TRY, _user()],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
 
 
@@ -109,6 +122,16 @@ def _course() -> list[str]:
     return command
 
 
+def _served() -> list[str]:
+    """bubblewrap's words for the sandboxed processes' own program."""
+    return [*_folders(Path("/course")), "--ro-bind", str(HERE / "sandboxed"), "/course/sandboxed"]
+
+
+def _user() -> str:
+    """Whom a sandboxed process becomes: somebody else where this process is root."""
+    return str(0 if os.getuid() else USER)
+
+
 def _packages() -> list[str]:
     """Where Python finds the libraries."""
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -126,7 +149,7 @@ def compiler() -> tuple[list[str], dict[str, str], str]:
     """A ``Place`` for the process that compiles submissions' kernels: a sandbox, with nobody's work but the job's in it.
 
     `texts` lets none through that asks the compiler for more than a kernel. Were there one, it would find what a
-    sandboxed process finds, without the user's keys, and its answer is read as text.
+    sandboxed process's template finds, without the user's keys, and its answer is read as text.
     """
     environment = _environment() | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     del environment["TRITON_CACHE_DIR"]  # each job's own: nothing that one leaves is taken for another's
@@ -164,30 +187,19 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         self._errors = tempfile.TemporaryFile()
-        python, environment = [sys.executable, "-s", "-m", "sandboxed.server"], _environment()
+        python = [sys.executable, "-s", "-m", "sandboxed.server", "--control", str(theirs.fileno())]
+        environment = _environment()
         if unsafe:
             environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *_packages(), str(HERE)])}
-            command = [*python, "--control", str(theirs.fileno())]
+            command = [*python, "--unsafe"]
         else:
-            command = [*_wrapped(), *_course(), "--ro-bind", str(HERE / "sandboxed"), "/course/sandboxed"]
-            command += [*_sealed(environment), *python]
-            command += ["--control", str(theirs.fileno()), "--user", str(0 if os.getuid() else USER)]
+            command = [*_wrapped(), *_course(), *_served(), *_sealed(environment), *python, "--user", _user()]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=self._errors, env=environment if unsafe else {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
         )  # fmt: skip
         theirs.close()
-        self._ready = None
-        self.used = False
-
-    @property
-    def nested(self) -> bool:
-        """Whether each sandboxed process has namespaces of its own, so that one template serves many."""
-        if self._ready is None:
-            self._ready = self._answer(START_SECONDS)
-            if not self._ready["filtered"] and not self.unsafe:
-                raise NoSandbox("this system has no filter of system calls (seccomp), and a sandboxed process needs one")
-        return self._ready["nested"]
+        self._ready = False
 
     @property
     def alive(self) -> bool:
@@ -215,13 +227,14 @@ class Template:
 
     def start(self, limits: Limits, needs: list[str] = ()) -> "Connection":
         """A new sandboxed process; ``needs``: "program", if it traces those of PyTorch, and "pipelines", of Gluon."""
-        _ = self.nested
-        self.used = True
+        self._ready = self._ready or self._answer(START_SECONDS)["ready"]
         ours, theirs = socket.socketpair()
         order = {"limits": asdict(limits), "needs": list(needs)}
         socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
         theirs.close()
-        return Connection(ours, self, self._answer(START_SECONDS)["started"])
+        if not (number := self._answer(START_SECONDS)["started"]):
+            raise NoSandbox("a sandboxed process was given no namespaces of its own")
+        return Connection(ours, self, number)
 
     def end(self, number: int) -> None:
         """End one sandboxed process and all that it started."""

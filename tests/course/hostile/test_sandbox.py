@@ -1,6 +1,7 @@
 """The sandbox by itself: code does its worst, and neither the judge nor the next one notices."""
 
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 from kernels.lab import _child, _fork_server
 from tools.grading import sandbox
 from tools.grading.bench import Bench, Told
-from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
+from tools.grading.sandbox import ROOT, USER, Limits, NoSandbox, Template, why_not
 from tools.grading.sandboxed import values, wire
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
@@ -52,15 +53,75 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
     source += "raise ValueError(x)"
     for path in (str(ROOT / "solutions"), str(ROOT / "gradebook.db"), str(ROOT / "tests"), "/etc/passwd", "/home"):
         assert f"(False, 1, {in_tmp()}, [])" in told(template, source.format(path=path)), path
-    seen = told(template, "import os\nraise ValueError(sorted(os.listdir('/course/kernels')))")
-    assert all(room not in seen for room in ("dynamic_conv", "flex_attention", "conv_wgrad", "recurrent_attention"))
-    walk = "import os\nraise ValueError(' '.join(f for w in os.walk('/course/kernels/check') for f in w[2]))"
-    seen = told(template, walk)
-    assert "worksheets.py" in seen and "part_0.py" not in seen and "row_softmax.py" not in seen
+    assert "ValueError: [] in" in told(template, "import os\nraise ValueError(os.listdir('/course'))")
+    mounted = [word.removeprefix("/course/kernels/") for word in sandbox._course() if word.startswith("/course/kernels/")]
+    assert "check/clinics/worksheets.py" in mounted
+    hidden = {"dynamic_conv", "flex_attention", "conv_wgrad", "recurrent_attention", "part_0.py", "row_softmax.py"}
+    assert not [place for place in mounted if hidden & set(place.split("/"))]
     assert told(template, "from kernels.check.clinics import part_0\nassert part_0.FAULTY[0].lines")
     assert told(
         template, "import kernels.check.exercises.row_softmax, kernels.dynamic_conv as d\nassert callable(d.dynamic_conv)"
     )
+
+
+READ = (  # doors to a file
+    "torch.zeros(1).untyped_storage().from_file({path!r}, False, 100)",
+    "torch.from_file({path!r}, size=100, dtype=torch.uint8)",
+    "numpy.memmap({path!r}, mode='r')",
+    "os.open({path!r}, 0)",
+    "assert ctypes.CDLL(None).open({path!r}.encode(), 0) >= 0",
+    "inspect.getsource(kernels.lab.compare)",
+)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_it_reads_no_file_of_the_course(template, read):
+    """What it needs of the course was imported before a cell runs."""
+    path = "/course/kernels/lab/trace.py"
+    source = f"import ctypes, inspect, os\nimport numpy, torch, kernels.lab\n{read.format(path=path)}"
+    assert told(template, source), "it could"
+
+
+def test_of_the_course_triton_finds_its_kernels_source(template):
+    """The files are hidden, the text of each Triton function among them is not: Triton reads it as it runs one."""
+    wanted = {"kernels.check.emitted", "kernels.check.flash_mods"}
+    found = "\n".join(f"import {name}" for name in wanted)
+    found += "\nimport inspect, sys\nfrom kernels.lab._triton_private import is_kernel, python_function as of\n"
+    found += "seen = [(m, inspect.getsource(of(f))) for m in list(sys.modules.values()) if 'kernels' in m.__name__"
+    found += " for f in vars(m).values() if is_kernel(f) and of(f).__module__ == m.__name__]\n"
+    found += "raise ValueError(sorted({m.__name__ for m, _ in seen}), 'end')"
+    assert f"({sorted(wanted)}, 'end')" in told(template, found)
+
+
+def test_each_process_has_an_empty_folder(template):
+    """What one leaves, in whichever of its processes, no other finds: not another call's kernel, nor the next test."""
+    leave = "import os\nseen = sorted(os.listdir('/tmp'))\nopen('/tmp/left', 'w').close()\nraise ValueError(seen)"
+    bench = Bench(lambda: template, Limits(), seconds=20.0, total=60.0)
+    cells = [["a", leave, ["what it never defines"], ""]]
+    seen = []
+    for room in ("record", "traced", "bare", "tests", "tests"):
+        if room in bench._open:
+            bench.close(room)
+        answer, _ = bench.ask(room, [], {"op": "load", "cells": cells})
+        seen.append(answer["broken"]["a"][0])
+    bench.close()
+    assert all(f"ValueError: {in_tmp()} in" in each for each in seen), seen
+
+
+def test_where_no_process_gets_namespaces_nothing_is_graded(tmp_path, monkeypatch):
+    """As AppArmor has it on some systems: one process's /tmp and /course would be another's."""
+    if "--disable-userns" not in subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout:
+        pytest.skip("this bubblewrap is older than 0.8")
+    fence = "--unshare-user --uid 60999 --gid 60999 --disable-userns"
+    tmp_path.joinpath("bwrap").write_text(f'#!/bin/sh\nexec {shutil.which("bwrap")} {fence} "$@"\n')
+    tmp_path.joinpath("bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sandbox, "_user", lambda: "0")  # it is somebody else already
+    assert "no process may have namespaces of its own" in why_not()
+    template = Template()
+    with pytest.raises(NoSandbox, match="no namespaces of its own"):
+        template.start(Limits())
+    template.close()
 
 
 def test_of_the_system_it_sees_libraries_and_python(template, compiler):
@@ -118,6 +179,8 @@ def test_nothing_of_one_compilation_is_there_at_the_next(compiler):
         if processes == 3:
             break
         time.sleep(0.1)
+    assert compiler("open('/tmp/left', 'w').close()") == "compiled"
+    assert "left" not in compiler("import os\nraise ValueError(os.listdir('/tmp'))")
     own = 1 + len(in_tmp(os.path.abspath(os.environ.get("TRITON_CACHE_DIR", "/"))))
     assert processes == 3 and folders == own  # bubblewrap's, the one that forks, and this one; its own folder
 
