@@ -36,6 +36,11 @@ def test_a_notebook_of_another_encoding_is_read(encoding):
     assert read(json.dumps(made, ensure_ascii=False).encode(encoding)).answers["kernel"].endswith("# größer")
 
 
+def test_too_many_cells_are_called_so():
+    many = {"cells": [{"cell_type": "code", "source": ""}] * (submission.MOST_CELLS + 1)}
+    assert reason(read, json.dumps(many).encode()) == ("refused", "the notebook has 2001 cells, 2000 are the most")
+
+
 def test_an_archive_that_was_unpacked_with_its_folders_is_found(tmp_path):
     folder = tmp_path / "ada" / NAME
     write(folder / "hand-in" / NAME, notebook(False))
@@ -148,6 +153,22 @@ def test_a_collected_folder_bears_an_hour_of_the_collectors_clock(tmp_path, says
     exchange.Collect.do_copy(collector, str(source), str(target))
     late = datetime.datetime.now(datetime.UTC) - submission.handed_in(target)
     assert datetime.timedelta(0) <= late < datetime.timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("says", "read"),
+    (
+        ("2026-11-03 20:00:00 UTC", True), ("2026-11-03T21:00:00+01:00", True),
+        ("\ufeff2026-11-03 20:00:00.5 UTC\r\n", True),
+        ("03.11.2026 20:00", False), ("3/11/2026 8pm", False), ("20:00", False), ("Tuesday", False), ("3", False),
+        ("20261103", False), ("", False),
+    ),
+)  # fmt: skip
+def test_an_hour_is_read_only_where_it_can_mean_one_thing(tmp_path, says, read):
+    """Of a day and a month in another order, or of an hour without a day, a guess could be in time."""
+    (tmp_path / "timestamp.txt").write_text(says)
+    found = submission.handed_in(tmp_path)
+    assert (found and f"{found:%Y-%m-%d %H:%M:%S%z}") == ("2026-11-03 20:00:00+0000" if read else None)
 
 
 def test_a_busy_machine_makes_no_submission_late(monkeypatch):
