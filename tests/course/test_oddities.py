@@ -171,6 +171,20 @@ def test_an_hour_is_read_only_where_it_can_mean_one_thing(tmp_path, says, read):
     assert (found and f"{found:%Y-%m-%d %H:%M:%S%z}") == ("2026-11-03 20:00:00+0000" if read else None)
 
 
+def test_it_is_said_whether_a_call_or_the_submission_took_too_long(monkeypatch):
+    monkeypatch.setattr(bench, "patience", lambda: 1.0)
+
+    def answering(*_, **__):
+        raise wire.OutOfTime
+
+    template = SimpleNamespace(start=lambda *_: SimpleNamespace(ask=answering, close=lambda: None))
+    for total, says in ((100.0, "a call did not end within 30 seconds"), (20.0, "the submission's time is used up")):
+        held = bench.Bench(lambda: template, sandbox.Limits(), seconds=30.0, total=total)
+        with pytest.raises(bench.Told):
+            held.ask("program", [], {})
+        assert held.details == [says]
+
+
 def test_a_busy_machine_makes_no_submission_late(monkeypatch):
     monkeypatch.setattr(timer.os, "sched_getaffinity", lambda process: {0, 1})
     for load, patience in ((0.1, 1.0), (2.0, 1.0), (5.0, 2.5), (100.0, 4.0)):
