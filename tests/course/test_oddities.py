@@ -171,6 +171,13 @@ def test_an_hour_is_read_only_where_it_can_mean_one_thing(tmp_path, says, read):
     assert (found and f"{found:%Y-%m-%d %H:%M:%S%z}") == ("2026-11-03 20:00:00+0000" if read else None)
 
 
+def test_blank_lines_and_ipythons_commands_by_the_thousand_stop_nobody():
+    """Looking for a magic once took minutes for such a cell; beyond 500 commands IPython gives up."""
+    assert of_cells.python("\n" * 20_000 + "x = 1")[1] == ""
+    assert of_cells.python("\n \n%%time\nx = 1")[1] == ""
+    assert of_cells.python("%a\n" * 501)[1] == "RuntimeError: Python cannot look through the cell"
+
+
 def test_it_is_said_whether_a_call_or_the_submission_took_too_long(monkeypatch):
     monkeypatch.setattr(bench, "patience", lambda: 1.0)
 
