@@ -406,6 +406,7 @@ def test_who_came_late_and_who_is_missing(tmp_path):
         "5.6",
     )
     assert (zoe["status"], zoe["score"], zoe["last_name"]) == ("missing", "", "Zed")
+    assert zoe["reason"] == "nothing was handed in"
     copy = nbformat.read(tmp_path / "autograded" / "ada" / NAME / f"{NAME}.ipynb", 4)
     assert [SCRIPT in cell.source for cell in copy.cells if cell.id == "kernel"] == [True]  # code is shown as text
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
@@ -34,6 +35,12 @@ def test_a_notebook_of_another_encoding_is_read(encoding):
     made = notebook(True)
     cell(made, "kernel").source += "\n# größer"
     assert read(json.dumps(made, ensure_ascii=False).encode(encoding)).answers["kernel"].endswith("# größer")
+
+
+def test_the_guide_states_how_much_is_read():
+    guide = (Path(__file__).parents[2] / "docs" / "instructor_guide.md").read_text()
+    assert f"a notebook {submission.MOST_CELLS:,} cells and {submission.MOST_BYTES >> 20} MB" in guide
+    assert f"A cell has at most {of_cells.MOST_CHARACTERS:,} characters" in guide
 
 
 def test_too_many_cells_are_called_so():
