@@ -14,7 +14,7 @@ from tools.grading.sandbox import ROOT, UNSAFE, why_not
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make grade", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.grade", description=__doc__.partition("\n")[0])
     parser.add_argument("--course", type=Path, default=ROOT, help="the course's folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="submissions judged at the same time")
     parser.add_argument("--seconds", type=float, default=30.0, help="what one call of a submission's function may take")

@@ -163,6 +163,7 @@ def test_canvas_gets_its_own_columns_and_the_points_possible():
         ("lovelaceada_9876_1234_01_row_softmax.ipynb", ("ada", NAME)),
         ("lovelaceada_LATE_9876_1234_01_row_softmax-2.ipynb", ("ada", NAME)),
         ("changedname_42_1234_01_row_softmax.ipynb", ("zoé", NAME)),
+        ("Al Gore_2_1234_assignsubmission_file_/01_row_softmax.ipynb", ("al", NAME)),
         ("lukzoe_1_1234_01_row_softmax.ipynb", None),
         ("smithjo_1_1234_01_row_softmax.ipynb", None),
         ("notes.txt", None),
@@ -177,6 +178,7 @@ def test_downloads_find_their_students(path, found):
     roster = {
         "ada": {"first_name": "Ada", "last_name": "Lovelace"},
         "zoé": {"first_name": "Zoé", "last_name": "Łuk", "canvas_id": "42"},
+        "al": {"first_name": "Al", "last_name": "Gore_2"},
         "jo1": {"first_name": "Jo", "last_name": "Smith"},
         "jo2": {"first_name": "Jo", "last_name": "Smith"},
     }
@@ -282,6 +284,65 @@ def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
     }  # fmt: skip
 
 
+def test_who_gives_no_notebook_in_a_download_is_named(tmp_path):
+    """Another kind of archive, one in an archive, an empty or a damaged one: else nobody would hear of it."""
+
+    def packed(members):
+        data = io.BytesIO()
+        with zipfile.ZipFile(data, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return data.getvalue()
+
+    damaged = packed({f"{NAME}.ipynb": "{}" * 500}).replace(b"{}{", b"{x{", 1)
+    given = {
+        "A Tar_1_assignsubmission_file/own.tar.gz": "x",
+        "A Deep_2_assignsubmission_file_own.zip": packed({"in.zip": packed({f"{NAME}.ipynb": "{}"})}),
+        "A None_3_assignsubmission_file/own.zip": packed({}),
+        "A Damaged_4_assignsubmission_file/own.zip": damaged,
+        "A Both_5_assignsubmission_file/onlinetext.html": "x",
+        f"A Both_5_assignsubmission_file/{NAME}.ipynb": "{}",
+        "A Both_6_assignsubmission_file/onlinetext.html": "x",
+        "canvasone_LATE_7_70_own.rar": "x",
+        f"canvastwo_8_80_{NAME}.ipynb": "{}",
+        "canvastwo_8_81_notes.txt": "x",
+        "stray.txt": "x",
+    }
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "all.zip").write_bytes(packed(given))
+    (tmp_path / "archive" / "loose_LATE_9_90_own.7z").write_text("x")
+    said, unpack = [], collect.Notebooks()
+    unpack.log = SimpleNamespace(warning=lambda text, *words: said.append(text % words))
+    unpack.extract(str(tmp_path / "archive"), str(tmp_path / "extracted"))
+    named = sorted(line.partition(": ")[2] for line in said if line.startswith("No notebook"))
+    assert named == [
+        "A Both_6_assignsubmission_file/onlinetext.html", "A Damaged_4_assignsubmission_file/own.zip",
+        "A Deep_2_assignsubmission_file_own.zip", "A None_3_assignsubmission_file/own.zip",
+        "A Tar_1_assignsubmission_file/own.tar.gz", "canvasone_LATE_7_70_own.rar", "loose_LATE_9_90_own.7z",
+    ]  # fmt: skip
+    found = sorted(path.parent.name for path in (tmp_path / "extracted").rglob("*.ipynb"))
+    assert found == ["A Both_5_assignsubmission_file", "all"]
+
+
+def test_of_a_students_archive_the_outermost_notebooks_are_taken(tmp_path, monkeypatch):
+    """Whoever packs the whole course hands in its lessons, too."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for n in range(40):
+            archive.writestr(f"course/lessons/more/{n:02}.ipynb", "{}" * 100)
+        archive.writestr(f"course/{NAME}.ipynb", "{}")
+    (tmp_path / "archive").mkdir()
+    with zipfile.ZipFile(tmp_path / "archive" / "all.zip", "w") as archive:
+        archive.writestr("A B_1_assignsubmission_file/own.zip", data.getvalue())
+    for most, size, count in ((100, 1 << 20, 41), (5, 1 << 20, 5), (100, 1000, 5)):
+        monkeypatch.setattr(collect, "MOST_NOTEBOOKS", most)
+        monkeypatch.setattr(collect, "MOST_UNPACKED", size)
+        place = tmp_path / f"{most} {size}"
+        collect.Notebooks().extract(str(tmp_path / "archive"), str(place))
+        found = list(place.rglob("*.ipynb"))
+        assert len(found) == count and NAME in {path.stem for path in found}
+
+
 # The course's own files.
 
 
@@ -298,6 +359,12 @@ def test_late_is_what_the_course_says():
         ("[deadlines]\na = 2026-01-01T10:00:00", "needs a date, a time and a zone"),
         ("[late]\nper_week = 1", "per_week"),
         ("[late]\nper_day = -1", "per_day"),
+        ("[late]\nper_day = 10", "per_day is 10: it needs a number from 0 to 1"),
+        ("[late]\nat_most = nan", "at_most"),
+        ("[late]\ngrace_minutes = inf", "grace_minutes"),
+        ("[late]\nper_day = '10%'", "per_day"),
+        ("late = 3", "late is no table"),
+        ("deadlines = 3", "deadlines is no table"),
         ("x = 1", "none of"),
         ("url = 'ftp://x'", "https://"),
         ("[", "course.toml"),
@@ -310,12 +377,21 @@ def test_a_wrong_setting_is_named(tmp_path, text, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), (("name\nada", "student_id"), ("student_id\na/b", "folder"), ("student_id\na\na", "twice"))
+    ("text", "says"),
+    (
+        ("name\nada", "student_id"), ("student_id\na/b", "folder"), ("student_id\na\na", "twice"),
+        ('last_name,student_id\n"a\n\nb",a\nb,c/d', "line 5"),
+    ),  # fmt: skip
 )
 def test_a_wrong_roster_is_named(tmp_path, text, says):
     (tmp_path / "roster.csv").write_text(text)
     with pytest.raises(NotACourse, match=says):
         read_roster(tmp_path / "roster.csv")
+
+
+def test_settings_written_on_windows_are_read(tmp_path):
+    (tmp_path / "course.toml").write_text(f"\ufeff[deadlines]\r\n{NAME} = 2026-11-01T17:00:00+00:00\r\n")
+    assert set(Course.at(tmp_path).deadlines) == {NAME}
 
 
 # The gradebook.
@@ -370,6 +446,7 @@ def test_who_came_late_and_who_is_missing(tmp_path):
         "5.6",
     )
     assert (zoe["status"], zoe["score"], zoe["last_name"]) == ("missing", "", "Zed")
+    assert zoe["reason"] == "nothing was handed in"
     copy = nbformat.read(tmp_path / "autograded" / "ada" / NAME / f"{NAME}.ipynb", 4)
     assert [SCRIPT in cell.source for cell in copy.cells if cell.id == "kernel"] == [True]  # code is shown as text
 
@@ -454,6 +531,13 @@ def test_names_that_differ_in_spelling_alone_are_warned_about(tmp_path):
     batch._tasks()
     said = [line for line in batch.strangers if "one student or" in line]
     assert len(said) == 2 and all("bob" not in line for line in said)
+
+
+def test_a_deadline_of_no_assignment_is_named(tmp_path):
+    batch = one_submission(tmp_path, "ada")
+    batch.course.deadlines["01_row_softmx"] = batch.course.deadlines[NAME] = datetime.datetime.now(datetime.UTC)
+    batch._tasks()
+    assert batch.strangers == ["course.toml: the deadline of 01_row_softmx: no assignment of this name was released"]
 
 
 # Reports.

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
@@ -34,6 +35,17 @@ def test_a_notebook_of_another_encoding_is_read(encoding):
     made = notebook(True)
     cell(made, "kernel").source += "\n# größer"
     assert read(json.dumps(made, ensure_ascii=False).encode(encoding)).answers["kernel"].endswith("# größer")
+
+
+def test_the_guide_states_how_much_is_read():
+    guide = (Path(__file__).parents[2] / "docs" / "instructor_guide.md").read_text()
+    assert f"a notebook {submission.MOST_CELLS:,} cells and {submission.MOST_BYTES >> 20} MB" in guide
+    assert f"A cell has at most {of_cells.MOST_CHARACTERS:,} characters" in guide
+
+
+def test_too_many_cells_are_called_so():
+    many = {"cells": [{"cell_type": "code", "source": ""}] * (submission.MOST_CELLS + 1)}
+    assert reason(read, json.dumps(many).encode()) == ("refused", "the notebook has 2001 cells, 2000 are the most")
 
 
 def test_an_archive_that_was_unpacked_with_its_folders_is_found(tmp_path):
@@ -148,6 +160,43 @@ def test_a_collected_folder_bears_an_hour_of_the_collectors_clock(tmp_path, says
     exchange.Collect.do_copy(collector, str(source), str(target))
     late = datetime.datetime.now(datetime.UTC) - submission.handed_in(target)
     assert datetime.timedelta(0) <= late < datetime.timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("says", "read"),
+    (
+        ("2026-11-03 20:00:00 UTC", True), ("2026-11-03T21:00:00+01:00", True),
+        ("\ufeff2026-11-03 20:00:00.5 UTC\r\n", True),
+        ("03.11.2026 20:00", False), ("3/11/2026 8pm", False), ("20:00", False), ("Tuesday", False), ("3", False),
+        ("20261103", False), ("", False),
+    ),
+)  # fmt: skip
+def test_an_hour_is_read_only_where_it_can_mean_one_thing(tmp_path, says, read):
+    """Of a day and a month in another order, or of an hour without a day, a guess could be in time."""
+    (tmp_path / "timestamp.txt").write_text(says)
+    found = submission.handed_in(tmp_path)
+    assert (found and f"{found:%Y-%m-%d %H:%M:%S%z}") == ("2026-11-03 20:00:00+0000" if read else None)
+
+
+def test_blank_lines_and_ipythons_commands_by_the_thousand_stop_nobody():
+    """Looking for a magic once took minutes for such a cell; beyond 500 commands IPython gives up."""
+    assert of_cells.python("\n" * 20_000 + "x = 1")[1] == ""
+    assert of_cells.python("\n \n%%time\nx = 1")[1] == ""
+    assert of_cells.python("%a\n" * 501)[1] == "RuntimeError: Python cannot look through the cell"
+
+
+def test_it_is_said_whether_a_call_or_the_submission_took_too_long(monkeypatch):
+    monkeypatch.setattr(bench, "patience", lambda: 1.0)
+
+    def answering(*_, **__):
+        raise wire.OutOfTime
+
+    template = SimpleNamespace(start=lambda *_: SimpleNamespace(ask=answering, close=lambda: None))
+    for total, says in ((100.0, "a call did not end within 30 seconds"), (20.0, "the submission's time is used up")):
+        held = bench.Bench(lambda: template, sandbox.Limits(), seconds=30.0, total=total)
+        with pytest.raises(bench.Told):
+            held.ask("program", [], {})
+        assert held.details == [says]
 
 
 def test_a_busy_machine_makes_no_submission_late(monkeypatch):

@@ -14,8 +14,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 MOST_CHARACTERS = 60_000  # of one answer cell; Python's parser is asked to read nothing longer
 MOST_PARTS, MOST_JOINED = 50, 10
 #: A magic around Python.
-AROUND = re.compile(r"\A(\s*\n)*%%(capture|time|timeit|prun)\b.*")
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+AROUND = re.compile(r"\A([^\S\n]*\n)*%%(capture|time|timeit|prun)\b.*")
+UNREADABLE = (SyntaxError, ValueError, RuntimeError, MemoryError)  # also a RecursionError, and IPython that gives up
 
 
 def python(source: str) -> tuple[str, str]:

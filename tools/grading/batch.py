@@ -134,6 +134,8 @@ class Batch:
             others = (place for place in places if place not in self.assignments and not place.startswith("."))
             said = "no assignment of this name was released"
             self.strangers += [f"{name}/{foreign.plain(place, 200)}: {said}" for place in others]
+        for name in sorted(self.course.deadlines.keys() - self.assignments.keys()):
+            self.strangers.append(f"course.toml: the deadline of {name}: no assignment of this name was released")
         for names in map(sorted, map(set, twins.values())):
             if len(names) > 1:
                 said = "differ in case, spaces or encoding alone: one student or several?"

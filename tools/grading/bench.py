@@ -9,6 +9,7 @@ from tools.grading.sandbox import Connection, Limits, Template
 from tools.grading.sandboxed import wire
 from tools.grading.timer import patience
 
+USED_UP = "the submission's time is used up"
 LIVES = 2  # sandboxed processes that a submission may lose
 
 
@@ -34,7 +35,7 @@ class Bench:
         seconds = min(self._seconds * patience(), left)
         if len(self.incidents) >= LIVES or left <= 0:
             if left <= 0 and "out of time" not in self.incidents:
-                self._lost("out of time", "the submission's time is used up")
+                self._lost("out of time", USED_UP)
             raise Told(
                 "not run: the calls before it ended the submission's program, or used up its time", self.incidents[-1]
             )
@@ -46,7 +47,7 @@ class Bench:
             return connection.ask(header, arrays, seconds=seconds)
         except wire.OutOfTime:
             self.close(room)
-            self._lost("out of time", f"a call did not end within {seconds:.0f} seconds")
+            self._lost("out of time", USED_UP if seconds == left else f"a call did not end within {seconds:.0f} seconds")
             raise Told(
                 "it did not come to its end, and was stopped", "a loop does not end, or takes far too long"
             ) from None

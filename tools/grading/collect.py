@@ -22,9 +22,9 @@ from nbgrader.plugins.zipcollect import ExtractorPlugin, FileNameCollectorPlugin
 from tools.grading.course import read_roster
 from tools.grading.submission import MOST_BYTES, handed_in
 
-_MOODLE = re.compile(r"(?P<full>[^_]+)_\d+_assignsubmission_file(_(?P<file>.*))?")
-_CANVAS = re.compile(r"(?P<full>[^_\d]+)(_LATE)?_(?P<user>\d+)_\d+_(?P<file>.*)")
-MOST_NOTEBOOKS = 10  # of one student's own archive
+_MOODLE = re.compile(r"(?P<full>.+?)_(?P<number>\d+)_assignsubmission_file(_(?P<file>.*))?", re.DOTALL)
+_CANVAS = re.compile(r"(?P<full>[^_\d]+)(_LATE)?_(?P<user>\d+)_\d+_(?P<file>.*)", re.DOTALL)
+MOST_NOTEBOOKS, MOST_UNPACKED = 100, 10 * MOST_BYTES  # of one student's own archive: the course has half as many
 #: What a damaged archive raises: of its directory, of what it holds, of the names in it, of a password that it asks for.
 DAMAGED = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError, NotImplementedError,
@@ -54,7 +54,7 @@ class Platforms(FileNameCollectorPlugin):
         roster = read_roster(Path("roster.csv"))
         found = student_of(submitted_file, roster)
         if found is None:
-            self.log.warning("No student of roster.csv fits the name of %s", submitted_file)
+            self.log.warning("No student of roster.csv fits the name of %s, or more than one", submitted_file)
             return None
         student, notebook = found
         path, one = Path(submitted_file), (student, Path(notebook).stem)
@@ -82,25 +82,38 @@ class Notebooks(ExtractorPlugin):
     """
 
     def extract(self, archive_path: str, extracted_path: str) -> None:
-        for path in sorted(Path(archive_path).rglob("*")):
-            target = Path(extracted_path) / path.relative_to(archive_path)
+        given: dict[tuple, list[str]] = {}
+        for path in sorted(one for one in Path(archive_path).rglob("*") if one.is_file()):
+            place = path.relative_to(archive_path)
+            target, names = Path(extracted_path) / place, [str(place)]
             try:
-                if path.suffix == ".zip" and path.is_file():
+                if path.suffix == ".zip":
                     with zipfile.ZipFile(path) as archive:
+                        names += [one.filename for one in archive.infolist() if not one.is_dir()]
                         self._unpack(archive, target.with_suffix(""), inner=False)
-                elif path.suffix == ".ipynb" and path.is_file():
+                elif path.suffix == ".ipynb":
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(path, target)
             except DAMAGED as error:
                 self.log.warning("%s cannot be unpacked: %s", path, error)
+            for name in names:
+                given.setdefault(_sender(name), []).append(name)
+        found = {_sender(str(path.relative_to(extracted_path))) for path in Path(extracted_path).rglob("*.ipynb")}
+        for sender in given.keys() - found - {None}:
+            self.log.warning("No notebook of one who handed in: %s", ", ".join(given[sender]))
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, inner: bool) -> None:
         found = [one for one in archive.infolist() if one.filename.endswith(".ipynb") and not _hidden(one.filename)]
-        for one in found[:MOST_NOTEBOOKS] if inner else found:
-            if one.file_size > MOST_BYTES:
+        if inner:  # the outermost first
+            found = sorted(found, key=lambda one: one.filename.count("/"))[:MOST_NOTEBOOKS]
+        unpacked = 0
+        for one in found:
+            unpacked += one.file_size
+            if one.file_size > MOST_BYTES or inner and unpacked > MOST_UNPACKED:
                 self.log.warning("Left out, with %d MB: %s", one.file_size >> 20, target / one.filename)
                 continue
             try:
+                archive.read(one)  # else the half of a damaged one would stay
                 archive.extract(one, target)  # which leads nowhere else, whatever the name
             except DAMAGED as error:
                 self.log.warning("%s cannot be unpacked: %s", target / one.filename, error)
@@ -134,6 +147,13 @@ def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
                 return None
             return fits[0], re.sub(r"(-\d+)?\.ipynb$", "", file)
     return None
+
+
+def _sender(path: str) -> tuple | None:
+    """What tells whose a file of a download is, as the platform names it; None where it names nobody."""
+    matches = (_MOODLE.fullmatch(part) or _CANVAS.fullmatch(part) for part in PurePath(path).parts)
+    about = next((match.groupdict() for match in matches if match), None)
+    return about and (about["full"], about.get("number"), about.get("user"))
 
 
 def _hidden(*places: str) -> bool:

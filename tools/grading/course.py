@@ -78,7 +78,7 @@ class Course:
 
     def _read(self, path: Path) -> None:
         try:
-            table = tomllib.loads(path.read_text())
+            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise NotACourse(f"{path.name}: {error}") from None
         if unknown := set(table) - {"deadlines", "late", "url"}:
@@ -86,18 +86,22 @@ class Course:
         self.url = table.get("url", "")
         if not isinstance(self.url, str) or self.url and not self.url.startswith(("https://", "http://")):
             raise NotACourse(f"{path.name}: url is {self.url!r}: it needs an address, https://...")
-        for name, when in table.get("deadlines", {}).items():
+        deadlines, late = table.get("deadlines", {}), table.get("late", {})
+        for name, value in (("deadlines", deadlines), ("late", late)):
+            if not isinstance(value, dict):
+                raise NotACourse(f"{path.name}: {name} is no table: it begins with a line [{name}]")
+        for name, when in deadlines.items():
             if not isinstance(when, datetime.datetime) or when.tzinfo is None:
                 raise NotACourse(
                     f"{path.name}: the deadline of {name} needs a date, a time and a zone: 2026-11-02T18:00:00+01:00"
                 )
             self.deadlines[name] = when
-        late = table.get("late", {})
-        known = {"grace_minutes", "per_day", "at_most"}
-        if wrong := [
-            key for key, value in late.items() if key not in known or not isinstance(value, (int, float)) or value < 0
-        ]:
-            raise NotACourse(f"{path.name}: late.{wrong[0]} is no number among {', '.join(sorted(known))}")
+        most = {"grace_minutes": 365 * 24 * 60, "per_day": 1, "at_most": 1}
+        for key, value in late.items():
+            if key not in most:
+                raise NotACourse(f"{path.name}: late.{key} is none of {', '.join(most)}")
+            if not isinstance(value, (int, float)) or not 0 <= value <= most[key]:
+                raise NotACourse(f"{path.name}: late.{key} is {value!r}: it needs a number from 0 to {most[key]}")
         self.late = Late(**late)
 
     @property
@@ -142,11 +146,11 @@ def read_roster(path: Path) -> dict[str, dict]:
                 f"{path.name}: the first line names no column student_id, but {', '.join(rows.fieldnames or ['nothing'])}"
             )
         roster = {}
-        for number, row in enumerate(rows, 2):
+        for row in rows:
             student = (row["student_id"] or "").strip()
             if not student or "/" in student or "+" in student or student.startswith("."):
-                raise NotACourse(f"{path.name}, line {number}: {student!r} cannot be a folder's name")
+                raise NotACourse(f"{path.name}, line {rows.line_num}: {student!r} cannot be a folder's name")
             if student in roster:
-                raise NotACourse(f"{path.name}, line {number}: {student} is there twice")
+                raise NotACourse(f"{path.name}, line {rows.line_num}: {student} is there twice")
             roster[student] = {name: (row.get(name) or "").strip() for name in (*ABOUT, *ALSO)}
     return roster

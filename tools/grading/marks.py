@@ -62,6 +62,7 @@ def marks(book, results: dict, assignments: dict[str, Assignment]) -> list[dict]
                 "student_id": student,
                 "max_score": assignments[name].points,
                 "status": "missing",
+                "reason": "nothing was handed in",
             }
             row["duedate"] = due.isoformat() if due else ""
             if result is not None:

@@ -110,7 +110,10 @@ def handed_in(folder: Path) -> datetime.datetime | None:
             return None
         from nbgrader.utils import parse_utc  # only where a collector was: it takes its time
 
-        return parse_utc(load(place).decode().strip()).replace(tzinfo=datetime.UTC)
+        says = load(place).decode("utf-8-sig").strip()
+        if not re.match(r"\d{4}-\d\d-\d\d", says):  # of which another day could be guessed, or today's
+            return None
+        return parse_utc(says).replace(tzinfo=datetime.UTC)
     except (OSError, ValueError, OverflowError, AttributeError, Unusable):
         return None
 
@@ -129,7 +132,9 @@ def read(data: bytes, assignment: Assignment) -> Submission:
     except (ValueError, RecursionError) as error:
         raise Unusable("refused", f"the file is not JSON: {str(error)[:120]}") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    if not isinstance(cells, list) or len(cells) > MOST_CELLS or not all(isinstance(cell, dict) for cell in cells):
+    if isinstance(cells, list) and len(cells) > MOST_CELLS:
+        raise Unusable("refused", f"the notebook has {len(cells)} cells, {MOST_CELLS} are the most")
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise Unusable("refused", "the file is no notebook of format 4: it has no list of cells")
     try:
         return _Reader(list(map(_Cell, cells)), assignment).read()
