@@ -89,6 +89,8 @@ def answers(edit, name=NAME):
         ('-float("inf")', "-math.inf"),
         ("@triton", "%%time\n!nvidia-smi\nimport numpy as np\nfrom typing import Optional\n\n%matplotlib inline\n@triton"),
         ("@triton", "1 / 0\nspeed = %timeit -o row_softmax(x, x)\nassert speed.best < 1\n%timeit 1\n@triton"),
+        ("@triton", "raise SystemExit('the rest is my playground')\n@triton"),
+        ("@triton.jit\ndef load_block(x_row", "from __future__ import annotations\n@triton.jit\ndef load_block(x_row: Row"),
         ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),
     ),
 )

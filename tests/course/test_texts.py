@@ -86,6 +86,14 @@ def test_a_kernel_may_not(line, why):
     assert why in says(KERNEL.format(line))
 
 
+def test_what_is_no_kernel_is_named_with_its_line():
+    assert says(KERNEL.format("y = x_row.handle  # mine")).endswith(", in your line `y = x_row.handle  # mine`")
+    used = KERNEL.format("y = np.log2(N)").replace("import triton.language as tl", "import numpy as np")
+    assert says(used) == "numpy is no module of kernels, in your line `y = np.log2(N)`"
+    used = used.replace("y = np.log2(N)", "pass")
+    assert says(used) == "numpy is no module of kernels, in your line `import numpy`"
+
+
 @pytest.mark.parametrize("header", ("_xn: open('x')):", "_xn=open('x')):", "_xn: [open('x')]):", "_xn) -> open('x'):"))
 def test_what_a_header_calls_is_looked_at(header):
     """An annotation and a default are evaluated where a kernel is defined."""

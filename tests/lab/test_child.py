@@ -193,6 +193,8 @@ def test_what_cannot_be_carried_is_named(cell):
         _child.export(kernel_with(thing=eval("lambda v: v")), {})
     with pytest.raises(ValueError, match="a partial cannot be carried"):
         _child.export(kernel_with(thing=functools.partial(int)), {})
+    with pytest.raises(ValueError, match="a type cannot be carried .*, in line 3, `tl.store\\(x, thing\\)`$"):
+        _child.export(kernel_with(thing=type("Constants", (), {})), {})
     # A name that nobody defined is the compiler's business.
     assert "thing" in _child.export(kernel_with(), {})[0]
 

@@ -53,6 +53,7 @@ class Remote(Submission):
         packed, mod = values.Packed(), calls[0].launch.get("mod")
         request = {"op": "record", "function": self.function, "given": list(self.given), "outputs": outputs}
         request["calls"] = [_call(packed, call) for call in calls]
+        request["known"] = sorted(texts.of_values() | self.fields)
         if self.emits:
             request |= {"emits": self.emits, "mod": mod.text, "tables": mod.names}
         try:

@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 
 from kernels.lab._triton_private import python_function
 from kernels.lab.compile_report import OPTIONS, Prepared
+from tools.grading.sandboxed.recordings import MEMBER
 
 MOST_CHARACTERS = 500_000
 #: The first line of every text: behind it no comment can say in which encoding Python is to read the file.
@@ -128,7 +129,9 @@ class _Module:
     def imported(self, module: str, name: str, first: bool) -> None:
         """Learn an import."""
         if module not in (*_TAKEN, *_HOMES) and not module.startswith(tuple(f"{home}." for home in _HOMES[:2])):
-            raise NotKernels(f"{module} is no module of kernels")
+            named = re.compile(rf"(?<![\w.]){re.escape(name)}\.")
+            uses = next(filter(named.search, self.lines), f"import {module}")
+            raise NotKernels(f"{module} is no module of kernels, in your line `{uses.strip()[:200]}`")
         if name != module and not (first and name in ("_triton", "_tl")):
             self.define(name)
             self.known.discard(name)
@@ -185,7 +188,7 @@ class _Module:
         inner = {getattr(node, "id", getattr(node, "arg", "")) for node in nodes if id(node) in within}
         for node in nodes:
             if why := self.wrong(node, own, inner):
-                raise NotKernels(f"{function.name}: `{ast.unparse(node)[:60]}` {why}")
+                raise NotKernels(f"{function.name}: `{ast.unparse(node)[:60]}` {why}, in {self.line(node)}")
 
     def wrong(self, node, own: set[str], inner: set[str]) -> str:
         """Why a node is no part of a kernel; ``own``: names that it binds, ``inner``: that its comprehensions do."""
@@ -210,7 +213,7 @@ class _Module:
 
     def line(self, node) -> str:
         """A node's line, as the learner wrote it."""
-        return f"your line `{self.lines[node.lineno - 1].strip()}`"
+        return f"your line `{self.lines[node.lineno - 1].strip()[:200]}`"
 
     def attribute(self, node, local: set[str]) -> str:
         """Why an attribute is not to be asked for: of a module, or of a value."""
@@ -224,7 +227,8 @@ class _Module:
                     what = f"AttributeError: module '{module.__name__}' has no attribute '{node.attr}'"
                     raise Unfinished(f"{what}, in {self.line(node)}")
                 return "" if _public(module, node.attr) else "is on no list of what a kernel may use"
-        return "" if node.attr in _of_values() | self.fields else "is nothing that a kernel may look at"
+        mine = node.attr in of_values() | self.fields or node.attr.startswith(MEMBER)
+        return "" if mine else "is nothing that a kernel may look at"
 
 
 def _public(module: ModuleType, name: str) -> bool:
@@ -241,7 +245,7 @@ def _public(module: ModuleType, name: str) -> bool:
 
 
 @functools.cache
-def _of_values() -> set[str]:
+def of_values() -> set[str]:
     """What a tile, a pointer, a scalar, a type, a descriptor, a buffer, a tuple or a list offers inside a kernel."""
     kinds = [tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, tl.constexpr, tl.tensor_descriptor]
     kinds += [gl.shared_memory_descriptor]

@@ -5,6 +5,7 @@ second has seen no line of a cell, only kernels' texts that the judge has read.
 """
 
 import ast
+import codeop
 import contextlib
 import functools
 import linecache
@@ -47,7 +48,7 @@ class Room:
     def load(self, cells) -> dict:
         """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
         names of its cell that are not defined, and the next one runs."""
-        broken, self._errors = {}, {}
+        broken, self._errors, self._compiled = {}, {}, codeop.Compile()  # which keeps a `from __future__`, as IPython does
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
             failed = (error, "nothing of this cell was run") if error else self._execute(f"<cell {name}>", source)
@@ -71,9 +72,9 @@ class Room:
     def _run(self, statement, filename: str, failed: list) -> bool:
         """Whether a statement runs; if not, its error, explained, is added to ``failed``."""
         try:
-            exec(compile(ast.Module([statement], []), filename, "exec"), self.namespace)
+            exec(self._compiled(ast.Module([statement], []), filename, "exec"), self.namespace)
             return True
-        except Exception as raised:
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:  # a notebook is stopped by these, and goes on
             failed.append(explanations.explain(raised))
             return False
 
@@ -88,7 +89,7 @@ class Room:
         if found.recording is None:
             return {"error": self._told(found.error), "on_host": found.on_host}, []
         try:
-            described, parts = recordings.pack(found.recording, sources_of)
+            described, parts = recordings.pack(found.recording, sources_of, set(request["known"]))
         except ValueError as error:
             return {"error": ["ValueError: " + str(error), "a kernel uses constants, other kernels and Triton"]}, []
         return described, parts
