@@ -6,10 +6,9 @@ inside a function, or that a check brings along, is written into a module of its
 module that it uses.
 """
 
-import __future__
-
 import ast
 import base64
+import builtins
 import collections
 import contextlib
 import dataclasses
@@ -211,16 +210,18 @@ def _numbers(function, definition: ast.FunctionDef, text: str) -> list[tuple[ast
 
 
 def _unread(function, definition: ast.FunctionDef) -> list[ast.expr]:
-    """The annotations of a header that ``from __future__ import annotations`` leaves as text, whatever they name.
-
-    ``tl.constexpr`` is none of them: Triton's interpreter, which itself begins with that line, would take a text for another.
-    """
-    if not function.__code__.co_flags & __future__.annotations.compiler_flag:
-        return []
+    """The annotations of a header that name what is neither Python's own nor Triton's, which reads none of these."""
     kinds = definition.args
     each = [*kinds.posonlyargs, *kinds.args, kinds.vararg, *kinds.kwonlyargs, kinds.kwarg]
-    found = filter(None, [*(one.annotation for one in each if one), definition.returns])
-    return [node for node in found if "constexpr" not in ast.unparse(node)]
+    found = list(filter(None, [*(one.annotation for one in each if one), definition.returns]))
+    names = [{name.id for name in ast.walk(node) if isinstance(name, ast.Name)} for node in found]
+    return [node for node, used in zip(found, names) if not all(_is_tritons(function, name) for name in used)]
+
+
+def _is_tritons(function, name: str) -> bool:
+    found, what = _look_up(function, name)
+    home = what.__name__ if isinstance(what, types.ModuleType) else getattr(what, "__module__", type(what).__module__)
+    return str(home).startswith("triton") if found else hasattr(builtins, name)
 
 
 def edited(text: str, edits: dict[ast.expr, str]) -> list[str]:

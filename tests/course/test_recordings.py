@@ -9,13 +9,14 @@ import torch
 from kernels.check import replay
 from kernels.check.submission import Call, recorded, sources_of
 from tools.grading import texts
-from tools.grading.sandboxed import recordings
+from tools.grading.sandboxed import recordings, values
 from tools.grading.sandboxed.room import Room
 
 CELL = """
 from __future__ import annotations
 import math as m
 from collections import namedtuple
+from typing import Optional
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ def row_of(matrix, N) -> Row:
     return Row(row, matrix.pointer + row * N, matrix.width)
 
 @triton.jit
-def kernel(x: Nowhere, y, N, BLOCK: tl.constexpr):
+def kernel(x: Nowhere, y, N: Optional[int], BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     {}
 
@@ -75,3 +76,12 @@ def arrived(source):
 def test_what_works_at_home_works_where_it_is_replayed(line, launch):
     x, y = arrived(CELL.format(line, launch))
     assert torch.equal(y, 2 * x)
+
+
+def test_a_name_that_a_line_failed_to_bind_is_told_with_that_line():
+    room, packed = Room(), values.Packed()
+    room.load([["kernel", "from my_blocks import length\ndef launcher(x):\n    length(3)", ["launcher"], ""]])
+    call = {"args": [packed.value(torch.zeros(3))], "far": [None], "kwargs": {}}
+    request = {"function": "launcher", "calls": [call, call], "given": [], "outputs": {"0": "x"}, "known": []}
+    said = room.record(request, packed.arrays)[0]["error"][0]
+    assert said.startswith("ModuleNotFoundError: No module named 'my_blocks' in line 1 of your cell"), said

@@ -42,6 +42,7 @@ def says(text):
         "if (last := N - 1) > 3:\n        tl.static_print(f'{last}')",
         "import math\n    y = math.log2(math.e)",
         "y: tl.tensor = offs_n\n    raise NotImplementedError",
+        "__mine = N\n    iter = dir = __mine + 1\n    type = object = iter * dir",
         "sum = N\n    sum += 1\n    id = tl.program_id(0)\n    max = tl.max(offs_n, 0) + sum + id",
     ),
 )

@@ -39,6 +39,7 @@ _CALLED = frozenset("range min max abs int float bool len print enumerate zip re
 _CALLED |= {name for name in dir(builtins) if name.endswith("Error") or name == "Exception"}
 #: Names of Python's own that a kernel may give to its values, because they do no harm where they mean Python's.
 _HARMLESS = frozenset("id input filter hash slice map next all any pow round divmod bin hex oct format chr ord".split())
+_HARMLESS |= {"iter", "dir", "type", "object"}
 _PYTHONS = frozenset(dir(builtins)) - _CALLED - _HARMLESS
 #: Names of modules of the text itself; and what Triton's interpreter puts beside a kernel's own names.
 _TAKEN = {"_triton", "_tl", "_gluon", "collections", "math", "torch", "triton", "kernels"}
@@ -59,7 +60,11 @@ class NotKernels(ValueError):
 
 
 class Unfinished(NotKernels):
-    """A text that uses a name which it does not define: a mistake, and no offence."""
+    """A text that uses ``name``, which it does not define: a mistake, and no offence."""
+
+    def __init__(self, said: str, name: str = ""):
+        super().__init__(said)
+        self.name = name
 
 
 def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
@@ -122,7 +127,7 @@ class _Module:
 
     def define(self, name: str) -> None:
         """Learn a name that the text binds."""
-        if name in _TAKEN or name in _PYTHONS | _CALLED or name.startswith("__"):
+        if name in _TAKEN or name in _PYTHONS | _CALLED or _is_pythons_own(name):
             raise NotKernels(f"{name} may not be defined anew")
         self.known.add(name)
 
@@ -203,12 +208,12 @@ class _Module:
         if isinstance(node, ast.Attribute):
             return self.attribute(node, own | inner)
         name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        if name.startswith("__") or name in _PYTHONS or name in _TAKEN - self.modules.keys() or name in inner & _LEAKED:
+        if _is_pythons_own(name) or name in _PYTHONS or name in _TAKEN - self.modules.keys() or name in inner & _LEAKED:
             return "is none of Triton's"
         if name in self.modules and name in own | inner:
             return "may not be replaced"
         if name and name not in own | inner | self.known | self.modules.keys() | _CALLED:
-            raise Unfinished(f"NameError: name '{name}' is not defined in {self.line(node)}")
+            raise Unfinished(f"NameError: name '{name}' is not defined in {self.line(node)}", name)
         return ""
 
     def line(self, node) -> str:
@@ -229,6 +234,11 @@ class _Module:
                 return "" if _public(module, node.attr) else "is on no list of what a kernel may use"
         mine = node.attr in of_values() | self.fields or node.attr.startswith(MEMBER)
         return "" if mine else "is nothing that a kernel may look at"
+
+
+def _is_pythons_own(name: str) -> bool:
+    """Whether a name is one of those that Python itself gives a meaning."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def _public(module: ModuleType, name: str) -> bool:

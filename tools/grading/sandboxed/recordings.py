@@ -39,11 +39,15 @@ def pack(recording: replay.Recording, sources, known=frozenset()) -> tuple[dict,
     for launch in recording.launches:
         held = {name: value for name, value in launch.arguments.items() if replay.views(value)}
         values = {name: value for name, value in launch.arguments.items() if name not in held}
-        text, lines = _child.export(launch.kernel, values)
+        filename, line = launch.line
+        try:
+            text, lines = _child.export(launch.kernel, values)
+        except ValueError as error:
+            launched = f", in line {line}, `{linecache.getline(filename, line).strip()}`"
+            raise ValueError(f"{error}{launched if ' in line ' not in str(error) else ''}") from None
         text, own = _with_own_members(text, _members(tuple(held.values())), known)
         tensors = {name: as_data(value, own) for name, value in held.items()}
         texts.update((source, None) for source in sources(launch.kernel))
-        filename, line = launch.line
         launches.append(
             {
                 "name": python_function(launch.kernel).__name__,
