@@ -8,6 +8,7 @@ module that it uses.
 
 import ast
 import base64
+import builtins
 import collections
 import contextlib
 import dataclasses
@@ -93,7 +94,7 @@ class _Writer:
         self.lines: list[str] = []
         self.origins: list[tuple[int, int]] = []
         self.bound: dict[str, object] = {}  # names of the module and what they stand for
-        self.user = ""  # the function whose names are being written, for messages
+        self.user = self.place = ""  # the function whose names are being written, and the line of one, for messages
         self.add("import triton as _triton, triton.language as _tl")
         self.add("from triton.experimental import gluon as _gluon")
 
@@ -107,23 +108,22 @@ class _Writer:
             if known is not value and not (type(known) is type(value) and _plain(value) and known == value):
                 raise ValueError(f"kernel uses two things called {name!r}, in different functions: rename one of them")
             return
-        self.bound[name] = value
+        self.bound[name], place = value, self.place
         if isinstance(value, types.ModuleType):
             self.add(f"import {value.__name__} as {name}")
             return
         try:
             expression = self.expression(value)
         except ValueError as error:
-            raise ValueError(f"kernel uses {name!r}{self.user}: {error}") from None
+            said = str(error) if " in line " in str(error) else f"{error}{place}"
+            raise ValueError(f"kernel uses {name!r}{self.user}: {said}") from None
         if expression != name:
             self.add(f"{name} = {expression}")
 
     def expression(self, value) -> str:
         """Source text that evaluates to ``value``."""
-        if value is None or isinstance(value, (bool, int, str, bytes)):
-            return repr(value)
-        if isinstance(value, float):
-            return f"float({str(value)!r})"
+        if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            return _literal(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             self.bind("collections", collections)
             made = f"collections.namedtuple({type(value).__name__!r}, {list(value._fields)!r})"
@@ -144,6 +144,9 @@ class _Writer:
         if module is not None and not (function is not None and module.startswith(self.written_out)):
             self.add(f"import {module}")
             return f"{module}.{path}"
+        if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+            self.bind("collections", collections)
+            return f"collections.namedtuple({value.__name__!r}, {list(value._fields)!r})"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):  # Gluon's layouts are such values
             fields = [
                 f"{f.name}={self.expression(getattr(value, f.name))}" for f in dataclasses.fields(value) if f.init
@@ -163,9 +166,10 @@ class _Writer:
         self.bound[f"def {name}"] = value
         text, line, names = _read(function, function.__code__)
         outer, self.user = self.user, f" in {name!r}"
-        for used in names:
+        for used, place in names.items():
             found, what = _look_up(function, used)
             if found:
+                self.place = place
                 self.bind(used, what)
         self.user = outer
         self.bind(name, value)
@@ -181,25 +185,80 @@ def _plain(value) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, tl.dtype))
 
 
+def _literal(value) -> str:
+    return f"float({str(value)!r})" if isinstance(value, float) else repr(value)
+
+
 @functools.lru_cache
-def _read(function, code) -> tuple[str, int, list[str]]:
-    """A function's text without its decorators, the line at which it begins, and the names that it takes from outside.
+def _read(function, code) -> tuple[str, int, dict[str, str]]:
+    """A function's text as it is carried, without its decorators, the line at which it begins, and the names that it takes
+    from outside, each with the words for where it stands.
 
     code: the function's own, which a notebook's autoreload exchanges.
     """
     try:
         lines, start = inspect.getsourcelines(function)
-        definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        text = textwrap.dedent("".join(lines))
+        definition = ast.parse(text).body[0]
     except (OSError, SyntaxError) as error:
         raise ValueError(f"the source of {function.__name__!r} cannot be read ({error})") from None
     if not isinstance(definition, ast.FunctionDef):
         raise ValueError(f"{function.__name__!r} is not defined by `def`")
-    text = textwrap.dedent("".join(lines[definition.lineno - 1 :]))
-    return text, start + definition.lineno - 1, _names(function, definition)
+    edits = {node: repr(ast.unparse(node)) for node in _unread(function, definition)}
+    unread = {id(each) for node in edits for each in ast.walk(node)}
+    edits |= {node: _literal(value) for node, value in _numbers(function, definition, text) if id(node) not in unread}
+    left_out, rows = {id(each) for node in edits for each in ast.walk(node)}, text.split("\n")
+    names = {
+        used: f", in line {start + row - 1}, `{rows[row - 1].strip()}`"
+        for used, row in _names(function, definition, left_out).items()
+    }
+    return "\n".join(edited(text, edits)[definition.lineno - 1 :]), start + definition.lineno - 1, names
 
 
-def _names(function, definition: ast.FunctionDef) -> list[str]:
-    """The names that a function takes from outside: in its body, its annotations and its defaults."""
+def _numbers(function, definition: ast.FunctionDef, text: str) -> list[tuple[ast.Attribute, float]]:
+    """Where a function takes a number from a module, such as ``np.inf``: it is written out, for the module may be large."""
+    found = []
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = node.value.id
+            module = None if name in function.__code__.co_varnames else _look_up(function, name)[1]
+            value = getattr(module, node.attr, None) if isinstance(module, types.ModuleType) else None
+            if type(value) in (int, float) and ast.get_source_segment(text, node) == f"{name}.{node.attr}":
+                found.append((node, value))
+    return found
+
+
+def _unread(function, definition: ast.FunctionDef) -> list[ast.expr]:
+    """The annotations of a header that name what is neither Python's own nor Triton's, which reads none of these."""
+    kinds = definition.args
+    each = [*kinds.posonlyargs, *kinds.args, kinds.vararg, *kinds.kwonlyargs, kinds.kwarg]
+    found = list(filter(None, [*(one.annotation for one in each if one), definition.returns]))
+    names = [{name.id for name in ast.walk(node) if isinstance(name, ast.Name)} for node in found]
+    return [node for node, used in zip(found, names) if not all(_is_tritons(function, name) for name in used)]
+
+
+def _is_tritons(function, name: str) -> bool:
+    found, what = _look_up(function, name)
+    home = what.__name__ if isinstance(what, types.ModuleType) else getattr(what, "__module__", type(what).__module__)
+    return str(home).startswith("triton") if found else hasattr(builtins, name)
+
+
+def edited(text: str, edits: dict[ast.expr, str]) -> list[str]:
+    """The lines of a text with other words in the places of some nodes; what follows keeps its line."""
+    rows = [row.encode() for row in text.split("\n")]
+    for node, words in sorted(edits.items(), key=lambda edit: (edit[0].lineno, edit[0].col_offset), reverse=True):
+        first, last = node.lineno - 1, node.end_lineno - 1
+        rows[first : last + 1] = [
+            rows[first][: node.col_offset] + words.encode() + rows[last][node.end_col_offset :], *[b""] * (last - first),
+        ]  # fmt: skip
+    return [row.decode() for row in rows]
+
+
+def _names(function, definition: ast.FunctionDef, left_out: set[int]) -> dict[str, int]:
+    """The names that a function takes from outside, in its body, its annotations and its defaults, and a line of each.
+
+    left_out: nodes that are written otherwise.
+    """
     found = {}
     pending = [function.__code__]
     while pending:
@@ -209,7 +268,10 @@ def _names(function, definition: ast.FunctionDef) -> list[str]:
     found |= dict.fromkeys(function.__code__.co_freevars)
     header = [definition.args, *filter(None, [definition.returns])]
     found |= dict.fromkeys(n.id for part in header for n in ast.walk(part) if isinstance(n, ast.Name))
-    return list(found)
+    names = [node for node in ast.walk(definition) if isinstance(node, ast.Name)]
+    rows = {node.id: node.lineno for node in reversed(names) if id(node) not in left_out}
+    written = {node.id for node in names}
+    return {name: rows.get(name, definition.lineno) for name in found if name in rows or name not in written}
 
 
 def _look_up(function, name: str):

@@ -16,11 +16,11 @@ from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
 from tests.lab.test_races import RACING, N, arguments
 from tools.grading import foreign, submission
-from tools.grading.answers import python
 from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, NotACourse
 from tools.grading.gradebook import Book
+from tools.grading.judge import cells_of
 from tools.grading.marks import table
 from tools.grading.sandboxed import traces
 from tools.grading.sandboxed.room import Room
@@ -70,11 +70,7 @@ def answers(edit, name=NAME):
     made = notebook(True, name)
     edit(made)
     read = submission.read(json.dumps(made).encode(), ASSIGNMENTS[name])
-    cells = []
-    for each, released in ASSIGNMENTS[name].released:
-        source, error = python(read.answers[each]) if each in read.answers else (released, "")
-        cells.append([each, source, sorted(ASSIGNMENTS[name].defines[each]), error])
-    return read, list(Room().load(cells)["broken"].values())
+    return read, list(Room().load(cells_of(ASSIGNMENTS[name], read))["broken"].values())
 
 
 @pytest.mark.parametrize(
@@ -89,6 +85,8 @@ def answers(edit, name=NAME):
         ('-float("inf")', "-math.inf"),
         ("@triton", "%%time\n!nvidia-smi\nimport numpy as np\nfrom typing import Optional\n\n%matplotlib inline\n@triton"),
         ("@triton", "1 / 0\nspeed = %timeit -o row_softmax(x, x)\nassert speed.best < 1\n%timeit 1\n@triton"),
+        ("@triton", "raise SystemExit('the rest is my playground')\n@triton"),
+        ("@triton.jit\ndef load_block(x_row", "from __future__ import annotations\n@triton.jit\ndef load_block(x_row: Row"),
         ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),
     ),
 )
@@ -163,6 +161,15 @@ def test_what_python_cannot_write_again_is_read(line):
 
     read, said = answers(edit)
     assert line in read.answers["kernel"] and said == []  # it is tried, and not run
+
+
+def test_annotations_that_a_cell_leaves_unread_are_unread_in_those_behind_it():
+    def edit(made):
+        one = cell(made, "kernel")
+        one.source = one.source.replace("def load_block(x_row,", "def load_block(x_row: Row,")
+        made.cells.insert(1, nbformat.v4.new_code_cell("from __future__ import annotations\nimport typing"))
+
+    assert answers(edit)[1] == []
 
 
 def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():

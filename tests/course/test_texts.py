@@ -43,6 +43,7 @@ def says(text):
         "if (last := N - 1) > 3:\n        tl.static_print(f'{last}')",
         "import math\n    y = math.log2(math.e)",
         "y: tl.tensor = offs_n\n    raise NotImplementedError",
+        "__mine = N\n    iter = dir = __mine + 1\n    type = object = iter * dir",
         "sum = N\n    sum += 1\n    id = tl.program_id(0)\n    max = tl.max(offs_n, 0) + sum + id",
     ),
 )
@@ -85,6 +86,14 @@ def test_a_kernel_may(line):
 )
 def test_a_kernel_may_not(line, why):
     assert why in says(KERNEL.format(line))
+
+
+def test_what_is_no_kernel_is_named_with_its_line():
+    assert says(KERNEL.format("y = x_row.handle  # mine")).endswith(", in your line `y = x_row.handle  # mine`")
+    used = KERNEL.format("y = np.log2(N)").replace("import triton.language as tl", "import numpy as np")
+    assert says(used) == "numpy is no module of kernels, in your line `y = np.log2(N)`"
+    used = used.replace("y = np.log2(N)", "pass")
+    assert says(used) == "numpy is no module of kernels, in your line `import numpy`"
 
 
 @pytest.mark.parametrize("header", ("_xn: open('x')):", "_xn=open('x')):", "_xn: [open('x')]):", "_xn) -> open('x'):"))

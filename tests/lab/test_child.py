@@ -190,6 +190,13 @@ def test_what_lives_in_main_is_carried(cell, tmp_path, monkeypatch):
     assert "def helper" in _child.export(names["kernel"], {})[0]
 
 
+def test_an_annotation_that_is_not_tritons_comes_along_as_text(cell):
+    header = "def kernel(x, n: Optional[int], w: tl.int32, BLOCK: tl.constexpr) -> Optional[str]:"
+    text, _ = _child.export(cell(f"from typing import Optional\n@triton.jit\n{header}\n    pass\n")["kernel"], {})
+    assert "def kernel(x, n: 'Optional[int]', w: tl.int32, BLOCK: tl.constexpr) -> 'Optional[str]':" in text
+    assert "typing" not in text
+
+
 def test_what_cannot_be_carried_is_named(cell):
     def kernel_with(**names):
         return cell("@triton.jit\ndef kernel(x):\n    tl.store(x, thing)\n", **names)["kernel"]
@@ -202,6 +209,8 @@ def test_what_cannot_be_carried_is_named(cell):
         _child.export(kernel_with(thing=eval("lambda v: v")), {})
     with pytest.raises(ValueError, match="a partial cannot be carried"):
         _child.export(kernel_with(thing=functools.partial(int)), {})
+    with pytest.raises(ValueError, match="a type cannot be carried .*, in line 3, `tl.store\\(x, thing\\)`$"):
+        _child.export(kernel_with(thing=type("Constants", (), {})), {})
     # A name that nobody defined is the compiler's business.
     assert "thing" in _child.export(kernel_with(), {})[0]
 

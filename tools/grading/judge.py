@@ -24,7 +24,7 @@ from tools.grading.bench import Bench
 from tools.grading.remote import Remote, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template, compiler
-from tools.grading.submission import Submission, Unusable
+from tools.grading.submission import FUTURE, Submission, Unusable
 from tools.grading.timer import TooLong, patience, within
 
 COMPILER_SECONDS = 30  # for one kernel, of which honest ones take a tenth: what takes longer is an unrolled loop
@@ -97,7 +97,7 @@ class Judge:
         bench = Bench(self.template, limits, self.seconds, self.total, needs)
         try:
             with within(lambda: 2 * bench.total):  # what is done here, the compiler's work too, counts as well
-                cells = self._cells(assignment, submission)
+                cells = cells_of(assignment, submission)
                 for one in assignment.checks:
                     try:
                         result.checks.append(self._check(one, assignment, cells, bench))
@@ -114,16 +114,6 @@ class Judge:
             result.status = "crashed" if "crashed" in bench.incidents else "out of time"
             result.reason = bench.details[bench.incidents.index(result.status)]
 
-    def _cells(self, assignment, submission) -> list:
-        """What a sandboxed process loads: released cells, and the answers in their places. Raises ``Unusable``."""
-        if submission.missing:
-            raise Unusable("refused", "; ".join(submission.missing))
-        cells = []
-        for name, source in assignment.released:
-            source, error = python(submission.answers[name]) if name in submission.answers else (source, "")
-            cells.append([name, source, sorted(assignment.defines[name]), error])
-        return cells
-
     def _check(self, one: Check, assignment: Assignment, cells: list, bench: Bench) -> Outcome:
         seed, printed = secrets.randbits(32), io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -132,6 +122,17 @@ class Judge:
         scale = one.points / exercise.points if exercise.points else 0.0
         lines = _lines(exercise, text, scale)
         return Outcome(one.cell, one.function, points * scale, one.points, seed, lines, text)
+
+
+def cells_of(assignment: Assignment, submission: Submission) -> list:
+    """What a sandboxed process loads: released cells, and the answers in their places. Raises ``Unusable``."""
+    if submission.missing:
+        raise Unusable("refused", "; ".join(submission.missing))
+    cells = [["annotations", FUTURE, [], ""]] if submission.unread else []
+    for name, source in assignment.released:
+        source, error = python(submission.answers[name]) if name in submission.answers else (source, "")
+        cells.append([name, source, sorted(assignment.defines[name]), error])
+    return cells
 
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):

@@ -53,6 +53,7 @@ class Remote(Submission):
         packed, mod = values.Packed(), calls[0].launch.get("mod")
         request = {"op": "record", "function": self.function, "given": list(self.given), "outputs": outputs}
         request["calls"] = [_call(packed, call) for call in calls]
+        request["known"] = sorted(texts.of_values() | self.fields)
         if self.emits:
             request |= {"emits": self.emits, "mod": mod.text, "tables": mod.names}
         try:
@@ -65,7 +66,8 @@ class Remote(Submission):
         except Told as told:
             return Recorded(error=told.explained)
         except texts.Unfinished as error:
-            return Recorded(error=(_plain(str(error)), "nothing defines the name"))
+            lacking = answer["lacking"] if isinstance(answer.get("lacking"), dict) else {}
+            return Recorded(error=_phrases(lacking, error.name) or (_plain(str(error)), "nothing defines the name"))
         except texts.NotKernels as error:
             return Recorded(on_host=(_plain(f"a kernel is not Triton alone: {error}"), TRITON_ALONE))
         return Recorded((answer, arrays))

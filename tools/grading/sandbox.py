@@ -23,7 +23,7 @@ USER = 60999  # whom sandboxed processes run as, where the judge is root: limits
 COURSE = (*sorted(path.name for path in (ROOT / "kernels").glob("*.py")), "lab", "gluon_model")
 #: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
 CHECK = (
-    "cases compiling costs emitted experiments explanations flash_mods framework failing pipelines "
+    "cases compiling costs emitted experiments explanations flash_mods framework failing guard pipelines "
     "replay stale submission tensors watch wording clinics/disguise clinics/faulty_kernel clinics/worksheets "
     "exercises/pipeline_clinic"
 ).split()

@@ -23,6 +23,7 @@ MOST_CELLS = 2000
 DEEPEST = 3  # folders in a folder, as archives are unpacked
 MOST_LIKELY = 10  # cells that are read because one of them may be a lost answer
 MOST_NOTES, MOST_NOTE = 20, 300  # their number, and the characters of each
+FUTURE = "from __future__ import annotations"
 SKIPPING = ("skip-execution", "raises-exception", "nbval-skip", "remove_cell", "remove_input")
 
 
@@ -42,6 +43,7 @@ class Submission:
     texts: dict[str, str] = field(default_factory=dict)  # answers that a person reads
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # what is said of answer cells that are nowhere
+    unread: bool = False  # some cell asks that Python leave annotations unread: at home that holds for all behind it
 
 
 def find(folder: Path, name: str, depth: int = 0) -> tuple[Path, list[str]]:
@@ -185,6 +187,7 @@ class _Reader:
         self._take_helpers()
         self._take_launchers()
         self._note_changes()
+        self.found.unread = any(FUTURE in cell.source.split("\n") for cell in self.cells if cell.kind == "code")
         notes = [foreign.plain(note, MOST_NOTE) for note in self.found.notes]
         more = len(notes) - MOST_NOTES
         self.found.notes = notes[:MOST_NOTES] + ([f"{more} more notes of this kind"] if more > 0 else [])

@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 
 from kernels.lab._triton_private import python_function
 from kernels.lab.compile_report import OPTIONS, Prepared
+from tools.grading.sandboxed.recordings import MEMBER
 
 MOST_CHARACTERS = 500_000
 #: The first line of every text: behind it no comment can say in which encoding Python is to read the file.
@@ -38,6 +39,7 @@ _CALLED = frozenset("range min max abs int float bool len print enumerate zip re
 _CALLED |= {name for name in dir(builtins) if name.endswith("Error") or name == "Exception"}
 #: Names of Python's own that a kernel may give to its values, because they do no harm where they mean Python's.
 _HARMLESS = frozenset("id input filter hash slice map next all any pow round divmod bin hex oct format chr ord".split())
+_HARMLESS |= {"iter", "dir", "type", "object"}
 _PYTHONS = frozenset(dir(builtins)) - _CALLED - _HARMLESS
 #: Names of modules of the text itself; and what Triton's interpreter puts beside a kernel's own names.
 _TAKEN = {"_triton", "_tl", "_gluon", "collections", "math", "torch", "triton", "kernels"}
@@ -58,7 +60,11 @@ class NotKernels(ValueError):
 
 
 class Unfinished(NotKernels):
-    """A text that uses a name which it does not define: a mistake, and no offence."""
+    """A text that uses ``name``, which it does not define: a mistake, and no offence."""
+
+    def __init__(self, said: str, name: str = ""):
+        super().__init__(said)
+        self.name = name
 
 
 def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
@@ -121,14 +127,16 @@ class _Module:
 
     def define(self, name: str) -> None:
         """Learn a name that the text binds."""
-        if name in _TAKEN or name in _PYTHONS | _CALLED or name.startswith("__"):
+        if name in _TAKEN or name in _PYTHONS | _CALLED or _is_pythons_own(name):
             raise NotKernels(f"{name} may not be defined anew")
         self.known.add(name)
 
     def imported(self, module: str, name: str, first: bool) -> None:
         """Learn an import."""
         if module not in (*_TAKEN, *_HOMES) and not module.startswith(tuple(f"{home}." for home in _HOMES[:2])):
-            raise NotKernels(f"{module} is no module of kernels")
+            named = re.compile(rf"(?<![\w.]){re.escape(name)}\.")
+            uses = next(filter(named.search, self.lines), f"import {module}")
+            raise NotKernels(f"{module} is no module of kernels, in your line `{uses.strip()[:200]}`")
         if name != module and not (first and name in ("_triton", "_tl")):
             self.define(name)
             self.known.discard(name)
@@ -185,7 +193,7 @@ class _Module:
         inner = {getattr(node, "id", getattr(node, "arg", "")) for node in nodes if id(node) in within}
         for node in nodes:
             if why := self.wrong(node, own, inner):
-                raise NotKernels(f"{function.name}: `{ast.unparse(node)[:60]}` {why}")
+                raise NotKernels(f"{function.name}: `{ast.unparse(node)[:60]}` {why}, in {self.line(node)}")
 
     def wrong(self, node, own: set[str], inner: set[str]) -> str:
         """Why a node is no part of a kernel; ``own``: names that it binds, ``inner``: that its comprehensions do."""
@@ -200,17 +208,17 @@ class _Module:
         if isinstance(node, ast.Attribute):
             return self.attribute(node, own | inner)
         name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-        if name.startswith("__") or name in _PYTHONS or name in _TAKEN - self.modules.keys() or name in inner & _LEAKED:
+        if _is_pythons_own(name) or name in _PYTHONS or name in _TAKEN - self.modules.keys() or name in inner & _LEAKED:
             return "is none of Triton's"
         if name in self.modules and name in own | inner:
             return "may not be replaced"
         if name and name not in own | inner | self.known | self.modules.keys() | _CALLED:
-            raise Unfinished(f"NameError: name '{name}' is not defined in {self.line(node)}")
+            raise Unfinished(f"NameError: name '{name}' is not defined in {self.line(node)}", name)
         return ""
 
     def line(self, node) -> str:
         """A node's line, as the learner wrote it."""
-        return f"your line `{self.lines[node.lineno - 1].strip()}`"
+        return f"your line `{self.lines[node.lineno - 1].strip()[:200]}`"
 
     def attribute(self, node, local: set[str]) -> str:
         """Why an attribute is not to be asked for: of a module, or of a value."""
@@ -224,7 +232,13 @@ class _Module:
                     what = f"AttributeError: module '{module.__name__}' has no attribute '{node.attr}'"
                     raise Unfinished(f"{what}, in {self.line(node)}")
                 return "" if _public(module, node.attr) else "is on no list of what a kernel may use"
-        return "" if node.attr in _of_values() | self.fields else "is nothing that a kernel may look at"
+        mine = node.attr in of_values() | self.fields or node.attr.startswith(MEMBER)
+        return "" if mine else "is nothing that a kernel may look at"
+
+
+def _is_pythons_own(name: str) -> bool:
+    """Whether a name is one of those that Python itself gives a meaning."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def _public(module: ModuleType, name: str) -> bool:
@@ -241,7 +255,7 @@ def _public(module: ModuleType, name: str) -> bool:
 
 
 @functools.cache
-def _of_values() -> set[str]:
+def of_values() -> set[str]:
     """What a tile, a pointer, a scalar, a type, a descriptor, a buffer, a tuple or a list offers inside a kernel."""
     kinds = [tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, tl.constexpr, tl.tensor_descriptor]
     kinds += [gl.shared_memory_descriptor]

@@ -24,20 +24,30 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: How the members of a submission's own named tuples begin in a text: as nothing does that any other value has.
+MEMBER = "member_"
 
 
-def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray]]:
+def pack(recording: replay.Recording, sources, known=frozenset()) -> tuple[dict, list[numpy.ndarray]]:
     """A recording's description and its arrays. ``sources(kernel)``: the texts of the functions that are the submission's.
+
+    known: what a kernel may ask of any value, and the members of the release's named tuples, which keep their names.
 
     Raises ``ValueError`` where a kernel uses what is none of Triton's.
     """
     launches, arrays, texts = [], [], {}
     for launch in recording.launches:
-        tensors = {name: as_data(value) for name, value in launch.arguments.items() if replay.views(value)}
-        values = {name: value for name, value in launch.arguments.items() if name not in tensors}
-        text, lines = _child.export(launch.kernel, values)
-        texts.update((source, None) for source in sources(launch.kernel))
+        held = {name: value for name, value in launch.arguments.items() if replay.views(value)}
+        values = {name: value for name, value in launch.arguments.items() if name not in held}
         filename, line = launch.line
+        try:
+            text, lines = _child.export(launch.kernel, values)
+        except ValueError as error:
+            launched = f", in line {line}, `{linecache.getline(filename, line).strip()}`"
+            raise ValueError(f"{error}{launched if ' in line ' not in str(error) else ''}") from None
+        text, own = _with_own_members(text, _members(tuple(held.values())), known)
+        tensors = {name: as_data(value, own) for name, value in held.items()}
+        texts.update((source, None) for source in sources(launch.kernel))
         launches.append(
             {
                 "name": python_function(launch.kernel).__name__,
@@ -61,19 +71,46 @@ def _packed(fills: dict[int, replay.Fill], arrays: list) -> list:
     described = []
     for storage, fill in fills.items():
         described.append([storage, _NAMES[fill.dtype], [[c.source, _NAMES[c.dtype]] for c in fill.copies]])
-        arrays += [fill.to.numpy(), fill.constants.view(torch.uint8).numpy()]
+        arrays += [fill.to.numpy(), fill.constants.long().numpy()]
         arrays += [each.numpy() for copies in fill.copies for each in (copies.to, copies.places)]
     return described
 
 
-def as_data(value):
-    """A value with views of tensors in it, as JSON."""
+def _members(value) -> set[str]:
+    """The names of the members of all named tuples in a value."""
+    if not isinstance(value, tuple) or isinstance(value, (replay.View, replay.Described)):
+        return set()
+    return set(getattr(value, "_fields", ())).union(*map(_members, value))
+
+
+def _with_own_members(text: str, members: set[str], known) -> tuple[str, set[str]]:
+    """The text with ``MEMBER`` before these names, and those of the tuples that it makes itself, and which they are."""
+    nodes = list(ast.walk(ast.parse(text)))
+    made = [node.args[1].elts for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == _MAKER]
+    own = members.union(name.value for names in made for name in names) - known
+    edits = {name: repr(MEMBER + name.value) for names in made for name in names if name.value in own}
+    modules = {alias.asname or alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes if own else ():
+        if isinstance(node, ast.Attribute) and node.attr in own and ast.unparse(node.value).partition(".")[0] not in modules:
+            end = {"lineno": node.end_lineno, "end_lineno": node.end_lineno, "end_col_offset": node.end_col_offset}
+            name = ast.Name(node.attr, col_offset=node.end_col_offset - len(node.attr.encode()), **end)
+            if ast.get_source_segment(text, name) == node.attr:
+                edits[name] = MEMBER + node.attr
+    return "\n".join(_child.edited(text, edits)), own
+
+
+_MAKER = "collections.namedtuple"
+
+
+def as_data(value, own=frozenset()):
+    """A value with views of tensors in it, as JSON; ``own``: members that are called ``MEMBER`` and their name."""
     if isinstance(value, replay.View):
         return {"view": [value.storage, _NAMES[value.dtype], value.offset, value.shape, value.strides]}
     if isinstance(value, replay.Described):
         return {"descriptor": as_data(value.base), "fields": value.fields}
     if isinstance(value, tuple):
-        return {"tuple": list(map(as_data, value)), "fields": list(getattr(value, "_fields", ()))}
+        fields = [MEMBER + name if name in own else name for name in getattr(value, "_fields", ())]
+        return {"tuple": [as_data(each, own) for each in value], "fields": fields}
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ValueError(f"a {type(value).__name__} beside a tensor in one argument cannot be carried into another process")
@@ -102,7 +139,7 @@ def _unpacked(described: list, arrays) -> dict[int, replay.Fill]:
     found = {}
     for storage, name, copies in described:
         dtype = DTYPES[name]
-        to, constants = _next(arrays), _next(arrays).view(replay.BITS[dtype.itemsize])
+        to, constants = _next(arrays), _next(arrays).to(replay.BITS[dtype.itemsize])
         made = [replay.Copies(_next(arrays), source, DTYPES[of], _next(arrays)) for source, of in copies]
         found[storage] = replay.Fill(dtype, to, constants, made)
     return found

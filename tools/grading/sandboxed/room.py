@@ -5,6 +5,7 @@ second has seen no line of a cell, only kernels' texts that the judge has read.
 """
 
 import ast
+import codeop
 import contextlib
 import functools
 import linecache
@@ -45,20 +46,22 @@ class Room:
         self.ask = ask
 
     def load(self, cells) -> dict:
-        """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
-        names of its cell that are not defined, and the next one runs."""
-        broken, self._errors = {}, {}
+        """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under names
+        that it, or else its cell, should have defined; the next one runs."""
+        broken, self._errors, self._compiled = {}, {}, codeop.Compile()  # which keeps a `from __future__`, as IPython does
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
-            failed = (error, "nothing of this cell was run") if error else self._execute(f"<cell {name}>", source)
+            failed = [((), (error, "nothing of this cell was run"))] if error else self._execute(f"<cell {name}>", source)
             missing = [each for each in defines if self.namespace.get(each) is None]
             if failed and missing:
-                broken[name] = failed
-                self._errors |= dict.fromkeys(missing, failed)
+                _, broken[name] = failed[0]
+                self._errors |= dict.fromkeys(missing, broken[name])
+            for names, explained in failed:
+                self._errors |= {each: explained for each in names if self.namespace.get(each) is None}
         return {"broken": broken}
 
     def _execute(self, filename: str, source: str):
-        """The first error of a cell's statements, explained, or ``None``."""
+        """The errors of a cell's statements, explained, each with the names that its statement binds."""
         lines = [line + "\n" for line in source.split("\n")]
         linecache.cache[filename] = (len(source), None, lines, filename)  # Triton reads a kernel's source back by this name
         self.namespace["get_ipython"] = _IPython
@@ -66,15 +69,15 @@ class Room:
         for _ in range(2):  # what needs a helper that is defined below it runs at the second try
             failed, statements = [], left
             left = [statement for statement in statements if not self._run(statement, filename, failed)]
-        return next(iter(failed), None)
+        return failed
 
     def _run(self, statement, filename: str, failed: list) -> bool:
         """Whether a statement runs; if not, its error, explained, is added to ``failed``."""
         try:
-            exec(compile(ast.Module([statement], []), filename, "exec"), self.namespace)
+            exec(self._compiled(ast.Module([statement], []), filename, "exec"), self.namespace)
             return True
-        except Exception as raised:
-            failed.append(explanations.explain(raised))
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:  # a notebook is stopped by these, and goes on
+            failed.append((_bound(statement), explanations.explain(raised)))
             return False
 
     def record(self, request: dict, arrays) -> tuple[dict, list]:
@@ -88,10 +91,10 @@ class Room:
         if found.recording is None:
             return {"error": self._told(found.error), "on_host": found.on_host}, []
         try:
-            described, parts = recordings.pack(found.recording, sources_of)
+            described, parts = recordings.pack(found.recording, sources_of, set(request["known"]))
         except ValueError as error:
             return {"error": ["ValueError: " + str(error), "a kernel uses constants, other kernels and Triton"]}, []
-        return described, parts
+        return described | {"lacking": self._errors}, parts
 
     def _launcher(self, request):
         """The function that is called: the submission's own, or, around what it emits, the check's."""
@@ -217,6 +220,14 @@ class Room:
             return {"machine": {"events": events, "everybody": everybody}}, []
         except Exception as raised:
             return {"error": explanations.explain(raised)}, []
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds, or a part of it."""
+    nodes = list(ast.walk(statement))
+    found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    found |= {node.asname or node.name.partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    return found | {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 def _call(given: dict, unpacked) -> Call:
