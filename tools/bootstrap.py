@@ -5,6 +5,7 @@ Run by the system's Python, with nothing but the standard library; it parses on 
 
 import argparse
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -16,6 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
+# How JupyterLab opens: nothing is fetched or asked about news, and learners have no panel for making assignments.
+# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment` gives it to an author.
+LAB = {
+    "jupyter_lab_config.json": {
+        "LabApp": {"news_url": None, "check_for_updates_class": "jupyterlab.NeverCheckForUpdate"}
+    },
+    "labconfig/page_config.json": {"disabledExtensions": {"@jupyter/nbgrader:create-assignment": True}},
+}
 PROBE = """
 import importlib.metadata, importlib.util
 spec = importlib.util.find_spec("kernels")
@@ -173,6 +182,15 @@ def check_kernels(venv):
         )
 
 
+def configure_lab(venv):
+    """Write ``LAB``'s files, those that are not there: they may have been changed since."""
+    for name, values in LAB.items():
+        file = venv / "etc" / "jupyter" / name
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(values, indent=1) + "\n")
+
+
 def set_up(venv, choice, extras, base=None):
     check_system(platform.system(), tuple(sys.version_info[:2]))
     if choice == "auto":
@@ -192,6 +210,8 @@ def set_up(venv, choice, extras, base=None):
         stamp.write_text(wanted)  # last, so that an interrupted set-up goes on where it stopped
     else:
         check_kernels(venv)
+    if base is None:
+        configure_lab(venv)
 
 
 def main(arguments=None):

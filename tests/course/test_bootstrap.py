@@ -2,6 +2,7 @@
 
 import ast
 import http.server
+import json
 import socket
 import subprocess
 import sys
@@ -114,6 +115,15 @@ def test_nothing_changed_nothing_done_in_less_than_a_second(repository, installe
     start = time.monotonic()
     assert bootstrap.main([]) == 0
     assert time.monotonic() - start < 1 and len(installed) == 1
+
+
+def test_jupyterlab_asks_of_no_news_and_a_learner_makes_no_assignments(repository, installed):
+    assert bootstrap.main([]) == 0
+    of_lab, page = (repository / ".venv" / "etc" / "jupyter" / name for name in bootstrap.LAB)
+    assert json.loads(of_lab.read_text())["LabApp"]["news_url"] is None
+    assert "@jupyter/nbgrader:create-assignment" in page.read_text()
+    page.write_text("{}")  # an author's
+    assert bootstrap.main([]) == 0 and page.read_text() == "{}"
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints/cpu.txt"])
