@@ -62,7 +62,7 @@ for (const name of job.examined) {
     const page = await open(name, { viewport: { width, height: 1000 }, colorScheme });
     await page.evaluate(() => document.querySelectorAll("details").forEach((details) => (details.open = true)));
     await page.addScriptTag({ path: axe });
-    const { violations } = await page.evaluate(() => window.axe.run({ rules: { "empty-table-header": { enabled: false } } }));  // a corner
+    const { violations } = await page.evaluate(() => window.axe.run({ rules: { "empty-table-header": { enabled: false } } }));  // a formula counts as empty there
     for (const { id, help, nodes } of violations) {
       report(name, `${width} pixels, ${colorScheme}: ${help} (${id}): ${nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" … ")}`);
     }

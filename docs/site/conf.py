@@ -25,6 +25,7 @@ html_theme_options = {
     "navbar_persistent": [],
     "use_fullscreen_button": False,
     "use_download_button": False,  # each notebook has a button of its own, where it is seen
+    "footer_content_items": [],
     "show_toc_level": 2,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
@@ -34,5 +35,5 @@ html_sidebars = {"**": ["search-landmark.html", "sbt-sidebar-nav.html"]}
 html_static_path = ["course.css"]
 html_css_files = ["katex/katex.min.css", "course.css"]
 html_extra_path = ["index.html"]
-html_copy_source = True
+html_use_index = False
 html_show_sphinx = False

@@ -58,7 +58,8 @@ def address_terms(app, doctree):
         if name in rows and isinstance(row.parent, nodes.tbody):
             row["ids"].append(term_id(name))
             standard.note_object("term", name, term_id(name), location=row)
-            row[0].insert(0, addnodes.index(entries=[("single", name, term_id(name), "", None)]))  # the search shows it first
+            # What the search shows first.
+            row[0].insert(0, addnodes.index(entries=[("single", name, term_id(name), "main", None)]))
 
 
 def link_terms(app, doctree, number):
