@@ -93,10 +93,12 @@ def link_terms(app, doctree, number):
 
 def describe(doctree, cells):
     """Give each figure its text, and each folded cell the comment that it begins with for a title."""
-    outputs = [o for cell in cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
-    pictures = {sha256(b64decode(o["data"]["image/png"])).hexdigest(): o["metadata"]["image/png"]["alt"] for o in outputs}
+    texts = {}
+    for output in (o for cell in cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})):
+        name = sha256(b64decode(output["data"]["image/png"])).hexdigest()  # MyST-NB's
+        texts[name] = output["metadata"].get("image/png", {}).get("alt")
     for image in doctree.findall(nodes.image):
-        if text := pictures.get(Path(image["uri"]).stem):
+        if text := texts.get(Path(image["uri"]).stem):
             image["alt"] = text
     for cell in doctree.findall(nodes.container):
         if cell.get("hide_mode"):

@@ -16,6 +16,7 @@ FAULTS = {
     '<p id="top">again</p>': "two elements have the id top",
     f'<img src="{PIXEL}">': "no text for data:",
     f'<img src="{PIXEL}" alt="">': "no text for data:",
+    '<img src="other/picture.png" alt="../other/picture.png">': "no text for file:",
     '<script src="https://127.0.0.1:9/x.js"></script>': "fetches https://127.0.0.1:9/x.js",
     "<style>p { background: url(http://127.0.0.1:9/x.png) }</style>": "fetches http://127.0.0.1:9/x.png",
     "<script>gone()</script>": "a script fails: gone is not defined",
