@@ -36,7 +36,7 @@ def read(path: str) -> str:
 
 
 def terms(number: str) -> dict[str, str]:
-    """The glossary's words that a lesson may use, each with its row; one with two meanings has that of the lesson's part."""
+    """The glossary's words that lesson ``number`` may use, each with its row; one with a bracket is its own part's."""
     found = {}
     for row, lesson in TERM.findall(read("docs/glossary.md")):
         words, _, qualified = row.partition(" (")
@@ -63,7 +63,7 @@ def address_terms(app, doctree):
 
 
 def link_terms(app, doctree, number):
-    """Link a word to the glossary where the lesson first uses it."""
+    """Link a word to the glossary where a page first uses it."""
     rows = terms(number)
     spelled = (re.escape(word) if word != word.lower() else f"(?i:{re.escape(word)})" for word in sorted(rows, key=len)[::-1])
     pattern = re.compile(rf"\b({'|'.join(spelled)})s?\b")
@@ -118,9 +118,10 @@ def link_files(app, doctree):
     for link in [*doctree.findall(addnodes.download_reference), *doctree.findall(addnodes.pending_xref)]:
         target = (Path(app.env.doc2path(app.env.docname)).parent / link["reftarget"]).resolve()
         if link.tagname == "download_reference" or link["refdomain"] is None and target.exists():
-            text = link.astext()
-            new = nodes.reference("", text, refuri=f"https://github.com/{REPOSITORY}/tree/main/{target.relative_to(ROOT)}")
-            link.replace_self(new if REPOSITORY else nodes.inline("", text))
+            address = f"https://github.com/{REPOSITORY}/tree/main/{target.relative_to(ROOT)}"
+            new = nodes.reference(refuri=address) if REPOSITORY else nodes.inline()
+            new.extend(link.children)
+            link.replace_self(new)
 
 
 def on_doctree(app, doctree):
@@ -132,8 +133,7 @@ def on_doctree(app, doctree):
     if path.endswith(".ipynb"):
         describe(doctree, json.loads(read(path))["cells"])
         add_buttons(doctree, path)
-    if path.startswith("notebooks/"):
-        link_terms(app, doctree, Path(path).name[:2])
+        link_terms(app, doctree, Path(path).name[:2] if path.startswith("notebooks/") else "99")  # exercises come after all
 
 
 def hours(minutes: int) -> str:
