@@ -26,6 +26,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "use_download_button": False,  # each notebook has a button of its own, where it is seen
     "footer_content_items": [],
+    "search_bar_text": "Search",
     "show_toc_level": 2,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",

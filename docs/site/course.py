@@ -102,7 +102,8 @@ def describe(doctree, cells):
             image["alt"] = text
     for cell in doctree.findall(nodes.container):
         if cell.get("hide_mode"):
-            cell["prompt_show"] = cell[0].astext().splitlines()[0].removeprefix("# ")
+            first = cell[0].astext().splitlines()[0]
+            cell["prompt_show"] = first.replace("#", "Code:", 1) if first.startswith("# ") else "Code"
 
 
 def add_buttons(doctree, path):
@@ -182,7 +183,7 @@ def visit_formula(self, node):
 
 
 def visit_folded(self, node):
-    title = "Output" if "below-input" in node["classes"] else f"Code: {node['prompt_show']}"
+    title = "Output" if "below-input" in node["classes"] else node["prompt_show"]
     self.body.append(f"<details><summary>{escape(title)}</summary>\n")
 
 
