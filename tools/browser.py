@@ -34,5 +34,5 @@ def packages() -> Path:
     if not all((NODE_FOLDER / "node_modules" / name).exists() for name in PACKAGES):
         NODE_FOLDER.mkdir(parents=True, exist_ok=True)
         wanted = [f"{name}@{version}" for name, version in PACKAGES.items()]
-        subprocess.run(["npm", "install", "--no-fund", "--no-audit", "--prefix", NODE_FOLDER, *wanted], check=True)
+        subprocess.run(["npm", "install", "--loglevel=error", "--no-fund", "--no-audit", "--prefix", NODE_FOLDER, *wanted], check=True)
     return NODE_FOLDER
