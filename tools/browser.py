@@ -34,5 +34,6 @@ def packages() -> Path:
     if not all((NODE_FOLDER / "node_modules" / name).exists() for name in PACKAGES):
         NODE_FOLDER.mkdir(parents=True, exist_ok=True)
         wanted = [f"{name}@{version}" for name, version in PACKAGES.items()]
-        subprocess.run(["npm", "install", "--loglevel=error", "--no-fund", "--no-audit", "--prefix", NODE_FOLDER, *wanted], check=True)
+        command = ["npm", "install", "--loglevel=error", "--no-fund", "--no-audit", "--prefix", NODE_FOLDER, *wanted]
+        subprocess.run(command, check=True)
     return NODE_FOLDER
