@@ -4,7 +4,7 @@ RUN = .venv/bin/python -m tools.run_tests
 NBGRADER = .venv/bin/nbgrader
 NB ?=
 KERNEL ?= dynamic_conv
-.PHONY: help setup lab test nbval nbval-portable bench release grade feedback export plots similar bundle refresh test-rest test-full test-operator test-class test-oldest test-programs test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench book release grade feedback export plots similar bundle refresh test-rest test-full test-operator test-class test-oldest test-programs test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -31,6 +31,11 @@ nbval-portable:  ## the same with another CPU's arithmetic: stored outputs must 
 bench:  ## measure a kernel on this GPU, into benchmarks/results/; KERNEL=dynamic_conv
 	$(SETUP)
 	.venv/bin/python -m benchmarks.$(KERNEL)
+
+book:  ## the reading site, into build/book/, and its checks, which need Chromium and node
+	$(SETUP)
+	$(SETUP) --venv .venv-book --base .venv --extras book
+	.venv-book/bin/python -m tools.book
 
 release:  ## generate exercises/ from solutions/
 	$(SETUP)

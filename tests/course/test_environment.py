@@ -62,8 +62,9 @@ def test_the_two_routes_ask_for_the_same_packages():
     conda = {canonicalize_name(re.match(r"[\w-]+", line)[0]) for line in CONDA} - TOOLS - {"python"}
     pip = {canonicalize_name(Requirement(line).name) for line in PIP if not line.startswith("-")}
     assert not conda & pip
-    programs = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["programs"]}
-    assert conda | pip == set(wanted()) - programs  # those are for the tests of `make test-programs` alone
+    # What `make test-programs` and `make book` install beside the course.
+    beside = PROJECT["optional-dependencies"]["programs"] + PROJECT["optional-dependencies"]["book"]
+    assert conda | pip == set(wanted()) - {canonicalize_name(Requirement(line).name) for line in beside}
 
 
 @pytest.mark.parametrize("path", CONSTRAINTS, ids=lambda path: path.stem)

@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 
 from tests.course.browser import lab
+from tools.browser import NODE_FOLDER
 
 
 def main() -> int:
@@ -20,7 +21,7 @@ def main() -> int:
     parser.add_argument("notebooks", nargs="+", type=Path, help="lessons, of this checkout's notebooks/")
     parser.add_argument("--stored", action="store_true", help="run nothing: show what is stored")
     parser.add_argument("--theme", choices=lab.THEMES, action="append", help="one theme only; both unless told")
-    parser.add_argument("--out", type=Path, default=lab.NODE_FOLDER, help="where the pictures go (build/browser)")
+    parser.add_argument("--out", type=Path, default=NODE_FOLDER, help="where the pictures go (build/browser)")
     options = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory(prefix="course_lab_") as folder, lab.lab(Path(folder), whole=True) as address:

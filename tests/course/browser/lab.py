@@ -15,34 +15,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tools.browser import chromium, packages
 from tools.kernel_environment import ROOT, kernel_environment
 
-PLAYWRIGHT = "playwright-core@1.65.1"
-NODE_FOLDER = ROOT / "build" / "browser"
 TOKEN = "course"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-
-
-class Missing(Exception):
-    """A program that is not installed."""
-
-
-def chromium() -> str:
-    names = [os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"]
-    found = next(filter(None, map(shutil.which, filter(None, names))), None)
-    if found is None:
-        raise Missing("no Chromium: install the package `chromium`, or name one in CHROMIUM")
-    return found
-
-
-def playwright() -> Path:
-    """The folder in which node finds Playwright; installed there if it is not yet."""
-    if shutil.which("npm") is None:
-        raise Missing("no npm: install the package `npm`")
-    if not (NODE_FOLDER / "node_modules" / "playwright-core").exists():
-        NODE_FOLDER.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "install", "--no-fund", "--no-audit", "--prefix", NODE_FOLDER, PLAYWRIGHT], check=True)
-    return NODE_FOLDER
 
 
 @contextlib.contextmanager
@@ -96,7 +73,7 @@ def run_all(
     job["screenshot"] = str(screenshot) if screenshot else None
     job["pages"] = {THEMES[theme]: str(prefix) for theme, prefix in (pages or {}).items()}
     command = ["node", Path(__file__).with_name("run_all.mjs"), json.dumps(job)]
-    environment = {**os.environ, "PLAYWRIGHT_FROM": str(playwright())}
+    environment = {**os.environ, "PLAYWRIGHT_FROM": str(packages())}
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
