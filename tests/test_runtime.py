@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kernels import runtime
 from kernels.runtime import _MARK as MARK
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,16 @@ SHOW = "from kernels import runtime as r; print(r.device.type, r.interpreted, '|
 def test_without_a_gpu_kernels_are_interpreted(python):
     result = python(SHOW)
     assert result.stdout.startswith("cpu True | CPU (") and result.stdout.rstrip().endswith("interpreted, no GPU needed")
+
+
+def test_another_checkout_is_told_of(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert "not of" not in runtime.describe()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "runtime.py").touch()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert runtime.describe().endswith(f"kernels of {Path(runtime.__file__).parents[1]}, not of {tmp_path}")
 
 
 @pytest.mark.parametrize("value", ["1", "true", "ON"])

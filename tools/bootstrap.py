@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -17,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
+INDEX = "https://pypi.org/simple/pip/"
+ROOM = 2e9  # bytes that an environment takes, without CUDA
 # How JupyterLab opens: nothing is fetched or asked about news, and learners have no panel for making assignments.
 # `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment` gives it to an author.
 LAB = {
@@ -51,6 +54,16 @@ def check_system(system, version):
             f"This is Python {version[0]}.{version[1]}; the course needs {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or "
             "newer: install one and say `make lab PYTHON=python3.12`."
         )
+
+
+def check_place(venv):
+    """That an environment can be written there, and fits."""
+    folder = venv if venv.exists() else venv.parent
+    if not os.access(folder, os.W_OK):
+        raise Problem(f"{folder} cannot be written to: clone the repository to a folder of your own, and set it up there.")
+    free = shutil.disk_usage(folder).free
+    if free < ROOM and folder != venv:
+        raise Problem(f"The disk of {folder} has {free / 1e9:.1f} GB left, the course takes {ROOM / 1e9:.0f}: make room.")
 
 
 def check_modules():
@@ -118,7 +131,8 @@ def install(venv, choice, extras):
             print("PyTorch's CPU index does not answer: pip takes the CUDA build (2 GB more) unless it finds another.")
     print(f"Installing with constraints/{choice}.txt", flush=True)
     if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
-        raise Problem("pip could not install the course (its reason is above); run the same command again to go on.")
+        why = "its reason is above" if reachable(INDEX) else "pypi.org does not answer: is there a network?"
+        raise Problem(f"pip could not install the course ({why}); run the same command again to go on.")
 
 
 def site_packages(venv):
@@ -200,6 +214,7 @@ def set_up(venv, choice, extras, base=None):
         raise Problem(f"{base.name} is to stand below {venv.name}: set it up first, `make setup`.")
     wanted = fingerprint(choice, extras, venv, base)
     if not (stamp.is_file() and stamp.read_text() == wanted and (venv / "bin" / "python").exists()):
+        check_place(venv)
         stamp.unlink(missing_ok=True)
         if base is None:
             create(venv)

@@ -3,6 +3,8 @@
 import ast
 import http.server
 import json
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -249,11 +251,23 @@ def test_a_layer_takes_an_extra_with_the_python_that_sees_what_lies_below(reposi
     assert bootstrap.main([*layer[:-1], "test"]) == 0 and pip.commands[1][-3] == "pytest"
 
 
-def test_a_failing_pip_is_a_problem(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("network", "why"), [(True, "its reason is above"), (False, "is there a network?")])
+def test_a_failing_pip_is_a_problem(monkeypatch, tmp_path, network, why):
     monkeypatch.setattr(bootstrap.subprocess, "run", Spy(returncode=1))
-    monkeypatch.setattr(bootstrap, "reachable", lambda url: False)
-    with pytest.raises(bootstrap.Problem, match="pip could not install"):
+    monkeypatch.setattr(bootstrap, "reachable", lambda url: network)
+    with pytest.raises(bootstrap.Problem, match=rf"pip could not install the course \(.*{re.escape(why)}"):
         bootstrap.install(tmp_path, "cpu", "lab")
+
+
+def test_a_folder_that_cannot_be_written_and_a_full_disk_are_named(repository, installed, monkeypatch, capsys):
+    usage = shutil.disk_usage(repository)._replace(free=10**8)
+    monkeypatch.setattr(bootstrap.shutil, "disk_usage", lambda folder: usage)
+    assert bootstrap.main([]) == 1
+    assert f"The disk of {repository} has 0.1 GB left, the course takes 2" in capsys.readouterr().err
+    monkeypatch.setattr(bootstrap.os, "access", lambda folder, mode: False)  # root may write anywhere
+    assert bootstrap.main([]) == 1
+    assert f"{repository} cannot be written to: clone" in capsys.readouterr().err
+    assert not installed and not (repository / ".venv").exists()
 
 
 def test_a_failing_pip_is_a_problem_for_a_layer(repository, monkeypatch, capsys):
