@@ -167,15 +167,20 @@ def blocks_of_ds(p, queries, most):
     return most.blocks
 
 
+def width_of_sums(p):
+    """Queries of a block of dq's sums: a group's share of a tile."""
+    return tiles(p)[0] // fit.GROUPS
+
+
 def blocks_of_sums(p):
     """Of a head's queries, in dq's sums."""
     multiple = max(p.SPARSE_M, MULTIPLE)
-    return cdiv(p.M, multiple) * multiple // (tiles(p)[0] // fit.GROUPS)
+    return cdiv(p.M, multiple) * multiple // width_of_sums(p)
 
 
 def bytes_of_sums(p):
     """Of dq's for one pair of batch row and key head."""
-    return p.shared * p.G * blocks_of_sums(p) * (tiles(p)[0] // fit.GROUPS) * ADDED_TO * 4
+    return p.shared * p.G * blocks_of_sums(p) * width_of_sums(p) * ADDED_TO * 4
 
 
 # Launches.
@@ -210,7 +215,7 @@ def _prepare(p, units, strides_of_do, DS, PARTS):
         SERPENTINE=serpentine,
     )
     sizes = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit)
-    rows, WIDTH = fit.described_rows(BLOCK_M), BLOCK_M // fit.GROUPS
+    rows, WIDTH = fit.described_rows(BLOCK_M), width_of_sums(p)
     layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
     descs = Descs(
         q=fit.described(BLOCK_M, T.BLOCK_D),
@@ -274,10 +279,10 @@ def gradients(p, x, outputs, hopper=None):
     rows = rows_of(p, *outputs)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
     parts = one.splits > 1 or one.heads < each or one.queries < p.M
-    units, blocks, WIDTH = one.pairs * one.splits, blocks_of_sums(p), tiles(p)[0] // fit.GROUPS
-    out = [new(units, p.N, d, dtype=torch.float32) for d in (p.D, p.Dv)] if parts else dk_dv
+    out = [new(one.pairs * one.splits, p.N, d, dtype=torch.float32) for d in (p.D, p.Dv)] if parts else dk_dv
     if one.added:
-        sums = new(one.pairs * each * blocks * ADDED_TO, WIDTH, dtype=torch.float32)
+        blocks = blocks_of_sums(p)
+        sums = new(one.pairs * each * blocks * ADDED_TO, width_of_sums(p), dtype=torch.float32)
         space = Workspace(blocks, None, sums, new(one.pairs * each, blocks // fit.GROUPS, dtype=torch.int32))
     else:
         kept = blocks_of_ds(p, one.queries, most)
@@ -293,10 +298,7 @@ def gradients(p, x, outputs, hopper=None):
                     space.counters.zero_()
                 visited = launch_gradients(p, x, outputs.do, rows, out, some, part, space)
                 if one.added:
-                    numbers = p.scale, p.M, p.Hq, first * each, blocks
-                    tile = {"D": p.D, "BLOCK_D": ADDED_TO, "WIDTH": WIDTH, "BLOCK_M": tiles(p)[0]}
-                    programs, strides = (some[1] * each * blocks,), Strides(*into.stride())
-                    launch(dq.scaled_kernel, programs, space.sums, space.counters, into, strides, *numbers, **tile)
+                    dq.scale(p, space, into, some)
                 else:
                     dq.multiply(p, x, space, into, some, part, visited and visited.by_queries)
                 fresh = 0

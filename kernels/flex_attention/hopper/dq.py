@@ -117,7 +117,7 @@ def multiply(p, x, space, dq, pairs, part, rows):
     launch(product_kernel, (count * part.heads * tiles,), *tensors, plain.sizes_of(p, tiles), *strides, **meta)
 
 
-@triton.jit(do_not_specialize=["Hq", "first", "blocks"])
+@triton.jit(do_not_specialize=["Hq", "first", "blocks", "tiles"])
 def scaled_kernel(
     sums_ptr,
     counters_ptr,
@@ -128,17 +128,17 @@ def scaled_kernel(
     Hq,
     first,
     blocks,
+    tiles,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_M: tl.constexpr,
 ):
     """dq of WIDTH queries: their sums [blocks, BLOCK_D, WIDTH] scaled, rounded and transposed; zero where nobody came."""
     pid = tl.program_id(0)
     block = pid % blocks
     slot = (pid // blocks).to(tl.int64)
     b, h = (first + slot) // Hq, (first + slot) % Hq
-    came = tl.load(counters_ptr + slot * (blocks * WIDTH // BLOCK_M) + block * WIDTH // BLOCK_M)
+    came = tl.load(counters_ptr + slot * tiles + block * tiles // blocks)
     offs_d, offs_m = tl.arange(0, BLOCK_D), tl.arange(0, WIDTH)
     at = sums_ptr + (slot * blocks + block) * BLOCK_D * WIDTH
     here = (offs_m < tl.where(came > 0, WIDTH, 0))[None, :]
@@ -147,3 +147,13 @@ def scaled_kernel(
     m = block * WIDTH + offs_m
     at = dq_ptr + b * strides.b + h * strides.h + m.to(tl.int64)[:, None] * strides.n
     tl.store(at + offs_d.to(tl.int64)[None, :] * strides.d, x, mask=(m < M)[:, None] & (offs_d < D)[None, :])
+
+
+def scale(p, space, dq, pairs):
+    """Launch the scaling of the sums of dq of ``pairs``, ``(first, count)``."""
+    first, count = pairs
+    sums, heads, (slots, tiles) = space.sums, p.shared * p.G, space.counters.shape
+    numbers = p.scale, p.M, p.Hq, first * heads, space.blocks, tiles
+    tile = {"D": p.D, "BLOCK_D": sums.shape[0] // (slots * space.blocks), "WIDTH": sums.shape[1]}
+    programs, strides = (count * heads * space.blocks,), Strides(*dq.stride())
+    launch(scaled_kernel, programs, sums, space.counters, dq, strides, *numbers, **tile)
