@@ -120,7 +120,7 @@ def explain(error: BaseException, given: tuple[str, ...] = ()) -> tuple[str, str
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    text = re.sub(r"\[[^\[\]]{80,}\]", "[…]", str(root).strip()) or type(root).__name__  # no printed blocks
+    text = re.sub(r"\[[^\[\]]{80,}\]", "[…]", _text(root).strip()) or type(root).__name__  # no printed blocks
     text = _SHAPES.sub(_met, text)
     said = f"{type(root).__name__}: {text.splitlines()[-1].strip()}"
     chain, seen = error, None
@@ -138,6 +138,13 @@ def explain(error: BaseException, given: tuple[str, ...] = ()) -> tuple[str, str
     otherwise = f"{'Triton' if _in_triton(error) else 'Python'} cannot run this line"
     means = next((means for part, means in explained if part in named), otherwise)
     return f"{said}{line}", means
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a class's own mistake, or an integer of more digits than Python writes
+        return "its text cannot be read"
 
 
 def _met(found) -> str:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -282,6 +283,21 @@ def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
         "archive/all.zip", f"extracted/all/{NAME}.ipynb", f"extracted/all/ada/own/{NAME}.ipynb",
         "extracted/all/ada/own/up.ipynb", f"extracted/all/up/{NAME}.ipynb",
     }  # fmt: skip
+
+
+def test_of_two_files_of_one_path_the_last_counts_and_it_is_said(tmp_path):
+    """As an archive has it to which a newer one was added; also where two names of one place come to the same."""
+    place, said = tmp_path / "archive" / "all.zip", []
+    place.parent.mkdir()
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(place, "w") as archive:
+        for name, text in (("a/01.ipynb", "1"), ("a/01.ipynb", "2"), ("b.ipynb", "1"), ("../b.ipynb", "2"), ("c.ipynb", "1")):
+            archive.writestr(name, text)
+    unpack = collect.Notebooks()
+    unpack.log = SimpleNamespace(warning=lambda text, *words: said.append(text % words))
+    unpack.extract(str(place.parent), str(tmp_path / "out"))
+    out = tmp_path / "out" / "all"
+    assert [(out / name).read_text() for name in ("a/01.ipynb", "b.ipynb", "c.ipynb")] == ["2", "2", "1"]
+    assert said == [f"Twice in the download, the last one counts: {out / name}" for name in ("a/01.ipynb", "b.ipynb")]
 
 
 def test_who_gives_no_notebook_in_a_download_is_named(tmp_path):

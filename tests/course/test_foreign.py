@@ -22,6 +22,7 @@ from tools.grading.course import Course, NotACourse
 from tools.grading.gradebook import Book
 from tools.grading.judge import cells_of
 from tools.grading.marks import table
+from tools.grading.results import Result
 from tools.grading.sandboxed import traces
 from tools.grading.sandboxed.room import Room
 
@@ -63,6 +64,24 @@ def test_a_folder_that_is_no_name_is_named_and_left_out(tmp_path):
     batch = Batch(Course.at(tmp_path), How())
     assert [task.student for task in batch._tasks()] == ["müller"]
     assert [line.partition(":")[0][:8] for line in batch.strangers] == ["a?b", "m?ller", "x" * 8]
+
+
+def test_a_submission_that_is_left_out_is_no_success(tmp_path, capsys):
+    """Named, counted, and the exit status says it, also where nothing else was handed in; a folder of tools is not."""
+    shutil.copytree(ROOT / "exercises" / NAME, tmp_path / "exercises" / NAME)
+    for student in ("bob\u200b", ".eve", ".git"):
+        (tmp_path / "submitted" / student / ("HEAD" if student == ".git" else NAME)).mkdir(parents=True)
+    assert Batch(Course.at(tmp_path), How(quiet=True)).run() == 1
+    said = [".eve: no student's folder", "bob?: no student's folder: its name is 'bob\\u200b'"]
+    assert capsys.readouterr().err.splitlines()[:2] == said
+    (tmp_path / "submitted" / "ada" / NAME).mkdir(parents=True)
+    batch = Batch(Course.at(tmp_path), How(quiet=True))
+    (task,) = batch._tasks()
+    batch._place("ada", NAME).parent.mkdir(parents=True)
+    batch._place("ada", NAME).write_text(json.dumps(Result("ada", NAME, "graded", points=7.0, key=task.key).to_json()))
+    assert Batch(Course.at(tmp_path), How(quiet=True)).run() == 1
+    out, error = capsys.readouterr()
+    assert error.splitlines() == said and out.startswith("1 submissions: 1 graded; 2 left out, see above. Marks in")
 
 
 def answers(edit, name=NAME):

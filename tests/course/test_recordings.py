@@ -78,10 +78,39 @@ def test_what_works_at_home_works_where_it_is_replayed(line, launch):
     assert torch.equal(y, 2 * x)
 
 
-def test_a_name_that_a_line_failed_to_bind_is_told_with_that_line():
+def told(source, *tensors):
+    """The error in which recording a launcher ends."""
     room, packed = Room(), values.Packed()
-    room.load([["kernel", "from my_blocks import length\ndef launcher(x):\n    length(3)", ["launcher"], ""]])
-    call = {"args": [packed.value(torch.zeros(3))], "far": [None], "kwargs": {}}
+    room.load([["kernel", source, ["launcher"], ""]])
+    call = {"args": list(map(packed.value, tensors)), "far": [None] * len(tensors), "kwargs": {}}
     request = {"function": "launcher", "calls": [call, call], "given": [], "outputs": {"0": "x"}, "known": []}
-    said = room.record(request, packed.arrays)[0]["error"][0]
+    return json.loads(json.dumps(room.record(request, packed.arrays)[0]))["error"][0]
+
+
+def test_a_name_that_a_line_failed_to_bind_is_told_with_that_line():
+    said = told("from my_blocks import length\ndef launcher(x):\n    length(3)", torch.zeros(3))
     assert said.startswith("ModuleNotFoundError: No module named 'my_blocks' in line 1 of your cell"), said
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    (
+        ("kernel[(10**4400,)](x, y, N, BLOCK=N)", "Exceeds the limit"),
+        ("kernel[M,](x, y, N, BLOCK=N, num_warps=10**4400)", "Exceeds the limit"),
+        ("kernel[M,](x, y, 10**4400, BLOCK=N)", "Exceeds the limit"),
+        ("kernel[M,](Row(10**4400, x, N), y, N, BLOCK=N)", "Exceeds the limit"),
+        ("kernel[M,](x, y, N, BLOCK=N, num_warps=np.int64(4))", "int64"),
+        ("raise ValueError(10**4400)", "ValueError: its text cannot be read"),
+    ),
+)
+def test_what_no_message_can_hold_is_told_with_its_line(launch, says):
+    """As an integer of more digits than Python writes."""
+    said = told(CELL.format(TWICE.format("2.0"), launch), torch.randn(4, 8), torch.zeros(4, 8))
+    assert says in said and "in line 26" in said and launch[:60] in said, said
+
+
+def test_an_answer_that_no_message_can_hold_is_told_by_its_type():
+    room, answer = Room(), "a = {'line': 10**4400, 10**4400: -10**4400, 'cause': 'mask', 'smallest': {'M': 2.0, 'N': True}}"
+    room.load([["diagnosis", answer, ["a"], ""]])
+    said = json.loads(json.dumps(room.said({"name": "a"}, [])[0]))
+    assert said == {"answer": {"line": "int", "int": "int", "cause": "mask", "smallest": {"M": 2.0, "N": True}}}

@@ -72,6 +72,7 @@ class Batch:
         self.assignments = course.assignments()
         self.code = code_digest()
         self.strangers: list[str] = []
+        self.left_out = 0  # how many of them may hold a submission
         self.results: dict[tuple[str, str], Result] = {}
 
     def run(self) -> int:
@@ -79,6 +80,7 @@ class Batch:
         tasks = self._tasks()
         if not tasks:
             where = "submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb"
+            self._name_strangers()
             print(f"Nothing to grade: put submissions into {where}.", file=sys.stderr)
             return 1
         open_tasks = [task for task in tasks if not self._known(task)]
@@ -116,10 +118,12 @@ class Batch:
         folder = self.course.submitted
         for student in sorted(os.scandir(folder), key=lambda one: one.name) if folder.is_dir() else ():
             name = foreign.plain(student.name, 200)
-            if student.name.startswith("."):
+            hidden = student.name.startswith(".")
+            if hidden and not any(os.path.lexists(Path(student, place)) for place in self.assignments):
                 continue
-            if not os.path.isdir(student.path) or name != student.name or len(name.encode()) > 200:
-                self.strangers.append(f"{name}: no student's folder")
+            if hidden or not os.path.isdir(student.path) or name != student.name or len(name.encode()) > 200:
+                is_called = f": its name is {ascii(student.name)}" if name != student.name else ""
+                self.strangers.append(f"{name}: no student's folder{is_called}")
                 continue
             try:
                 places = sorted(os.listdir(student.path))
@@ -134,6 +138,7 @@ class Batch:
             others = (place for place in places if place not in self.assignments and not place.startswith("."))
             said = "no assignment of this name was released"
             self.strangers += [f"{name}/{foreign.plain(place, 200)}: {said}" for place in others]
+        self.left_out = len(self.strangers)
         for name in sorted(self.course.deadlines.keys() - self.assignments.keys()):
             self.strangers.append(f"course.toml: the deadline of {name}: no assignment of this name was released")
         for names in map(sorted, map(set, twins.values())):
@@ -252,13 +257,17 @@ class Batch:
             if result.status not in ("graded", "late") or result.notes:
                 said = [f"{result.status}: {result.reason}"] if result.status not in ("graded", "late") else []
                 print(f"{result.student}, {result.assignment}: {'; '.join([*said, *result.notes])}", file=sys.stderr)
-        for line in self.strangers:
-            print(line, file=sys.stderr)
+        self._name_strangers()
         counts = collections.Counter(result.status for result in results)
         said = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         if interrupted or len(results) < len(tasks):
             done = f"{len(results)} of {len(tasks)} submissions have a result ({said or 'none'})"
             print(f"interrupted: {done}; `make grade` goes on")
             return 130
+        said += f"; {self.left_out} left out, see above" if self.left_out else ""
         print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
-        return 0 if set(counts) <= {"graded", "late"} else 1
+        return 0 if set(counts) <= {"graded", "late"} and not self.left_out else 1
+
+    def _name_strangers(self) -> None:
+        for line in self.strangers:
+            print(line, file=sys.stderr)

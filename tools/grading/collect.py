@@ -83,6 +83,7 @@ class Notebooks(ExtractorPlugin):
 
     def extract(self, archive_path: str, extracted_path: str) -> None:
         given: dict[tuple, list[str]] = {}
+        self._written: set[str] = set()
         for path in sorted(one for one in Path(archive_path).rglob("*") if one.is_file()):
             place = path.relative_to(archive_path)
             target, names = Path(extracted_path) / place, [str(place)]
@@ -93,7 +94,7 @@ class Notebooks(ExtractorPlugin):
                         self._unpack(archive, target.with_suffix(""), inner=False)
                 elif path.suffix == ".ipynb":
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, target)
+                    self._wrote(shutil.copy(path, target))
             except DAMAGED as error:
                 self.log.warning("%s cannot be unpacked: %s", path, error)
             for name in names:
@@ -101,6 +102,11 @@ class Notebooks(ExtractorPlugin):
         found = {_sender(str(path.relative_to(extracted_path))) for path in Path(extracted_path).rglob("*.ipynb")}
         for sender in given.keys() - found - {None}:
             self.log.warning("No notebook of one who handed in: %s", ", ".join(given[sender]))
+
+    def _wrote(self, path: Path | str) -> None:
+        if str(path) in self._written:
+            self.log.warning("Twice in the download, the last one counts: %s", path)
+        self._written.add(str(path))
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, inner: bool) -> None:
         found = [one for one in archive.infolist() if one.filename.endswith(".ipynb") and not _hidden(one.filename)]
@@ -114,7 +120,7 @@ class Notebooks(ExtractorPlugin):
                 continue
             try:
                 archive.read(one)  # else the half of a damaged one would stay
-                archive.extract(one, target)  # which leads nowhere else, whatever the name
+                self._wrote(archive.extract(one, target))  # which leads nowhere else, whatever the name
             except DAMAGED as error:
                 self.log.warning("%s cannot be unpacked: %s", target / one.filename, error)
         for one in () if inner else archive.infolist():

@@ -7,6 +7,7 @@ view of a storage; and what the launcher wrote itself, as arrays. What a text ma
 
 import ast
 import collections
+import json
 import linecache
 
 import numpy
@@ -33,37 +34,40 @@ def pack(recording: replay.Recording, sources, known=frozenset()) -> tuple[dict,
 
     known: what a kernel may ask of any value, and the members of the release's named tuples, which keep their names.
 
-    Raises ``ValueError`` where a kernel uses what is none of Triton's.
+    Raises ``ValueError`` where a kernel uses what is none of Triton's, or is launched with what no message can hold.
     """
     launches, arrays, texts = [], [], {}
     for launch in recording.launches:
-        held = {name: value for name, value in launch.arguments.items() if replay.views(value)}
-        values = {name: value for name, value in launch.arguments.items() if name not in held}
         filename, line = launch.line
         try:
-            text, lines = _child.export(launch.kernel, values)
-        except ValueError as error:
+            launches.append(_described(launch, known, arrays))
+            json.dumps(launches[-1])  # a number may have more digits than are written, an option may be none
+        except (TypeError, ValueError) as error:
             launched = f", in line {line}, `{linecache.getline(filename, line).strip()}`"
             raise ValueError(f"{error}{launched if ' in line ' not in str(error) else ''}") from None
-        text, own = _with_own_members(text, _members(tuple(held.values())), known)
-        tensors = {name: as_data(value, own) for name, value in held.items()}
         texts.update((source, None) for source in sources(launch.kernel))
-        launches.append(
-            {
-                "name": python_function(launch.kernel).__name__,
-                "text": text,
-                "lines": lines,
-                "order": list(launch.arguments),
-                "tensors": tensors,
-                "whole": {name: value for name, value in values.items() if type(value) is int},
-                "grid": list(launch.grid),
-                "options": launch.options,
-                "line": [line, linecache.getline(filename, line)],
-                "fills": _packed(launch.fills, arrays),
-            }
-        )
     described = {"launches": launches, "made": recording.made, "sources": list(texts)}
     return described | {"after": _packed(recording.after, arrays)}, arrays
+
+
+def _described(launch: replay.Launch, known, arrays: list) -> dict:
+    """A launch's description; its arrays are added to ``arrays``."""
+    held = {name: value for name, value in launch.arguments.items() if replay.views(value)}
+    values = {name: value for name, value in launch.arguments.items() if name not in held}
+    text, lines = _child.export(launch.kernel, values)
+    text, own = _with_own_members(text, _members(tuple(held.values())), known)
+    return {
+        "name": python_function(launch.kernel).__name__,
+        "text": text,
+        "lines": lines,
+        "order": list(launch.arguments),
+        "tensors": {name: as_data(value, own) for name, value in held.items()},
+        "whole": {name: value for name, value in values.items() if type(value) is int},
+        "grid": list(launch.grid),
+        "options": launch.options,
+        "line": [launch.line[1], linecache.getline(*launch.line)],
+        "fills": _packed(launch.fills, arrays),
+    }
 
 
 def _packed(fills: dict[int, replay.Fill], arrays: list) -> list:

@@ -250,11 +250,13 @@ def _mod(text: str, tables: dict):
 
 
 def _plain(value, depth: int = 2):
-    """Words and numbers as they are, dicts of them too; of anything else the name of its type."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value[:1000] if isinstance(value, str) else value
+    """Words and numbers as they are, dicts of them too; of anything else, as of an integer beyond 64 bits, its type."""
+    if isinstance(value, str):
+        return value[:1000]
+    if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
+        return value
     if isinstance(value, dict) and depth and len(value) <= 20:
-        return {str(name)[:100]: _plain(each, depth - 1) for name, each in value.items()}
+        return {str(_plain(name, 0))[:100]: _plain(each, depth - 1) for name, each in value.items()}
     return type(value).__name__
 
 
