@@ -20,13 +20,16 @@ OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
 INDEX = "https://pypi.org/simple/pip/"
 ROOM = 2e9  # bytes that an environment takes, without CUDA
-# How JupyterLab opens: nothing is fetched or asked about news, and learners have no panel for making assignments.
-# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment` gives it to an author.
+# How JupyterLab opens: nothing is fetched or asked about news; learners have no panel for making assignments, and no button
+# Validate: it saves the notebook, and says "some but not all" where the check's lines say what is missing, at 0 points too.
+# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment` gives the panel to an author.
 LAB = {
     "jupyter_lab_config.json": {
         "LabApp": {"news_url": None, "check_for_updates_class": "jupyterlab.NeverCheckForUpdate"}
     },
-    "labconfig/page_config.json": {"disabledExtensions": {"@jupyter/nbgrader:create-assignment": True}},
+    "labconfig/page_config.json": {
+        "disabledExtensions": {f"@jupyter/nbgrader:{name}": True for name in ("create-assignment", "validate-assignment")}
+    },
 }
 PROBE = """
 import importlib.metadata, importlib.util

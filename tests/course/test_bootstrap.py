@@ -119,11 +119,15 @@ def test_nothing_changed_nothing_done_in_less_than_a_second(repository, installe
     assert time.monotonic() - start < 1 and len(installed) == 1
 
 
-def test_jupyterlab_asks_of_no_news_and_a_learner_makes_no_assignments(repository, installed):
+def test_jupyterlab_asks_of_no_news_and_a_learner_neither_makes_nor_validates_assignments(repository, installed):
     assert bootstrap.main([]) == 0
     of_lab, page = (repository / ".venv" / "etc" / "jupyter" / name for name in bootstrap.LAB)
     assert json.loads(of_lab.read_text())["LabApp"]["news_url"] is None
-    assert "@jupyter/nbgrader:create-assignment" in page.read_text()
+    off = json.loads(page.read_text())["disabledExtensions"]
+    assert off == {f"@jupyter/nbgrader:{name}-assignment": True for name in ("create", "validate")}
+    extension = Path(sys.prefix, "share", "jupyter", "labextensions", "@jupyter", "nbgrader", "static")
+    programs = "".join(file.read_text() for file in extension.glob("*.js"))
+    assert all(f'"{name}"' in programs for name in off)  # a name that it doesn't have would switch nothing off
     page.write_text("{}")  # an author's
     assert bootstrap.main([]) == 0 and page.read_text() == "{}"
 
