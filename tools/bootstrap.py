@@ -20,13 +20,18 @@ OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
 INDEX = "https://pypi.org/simple/pip/"
 ROOM = 2e9  # bytes that an environment takes, without CUDA
-# How JupyterLab opens: nothing is fetched or asked about news, and learners have no panel for making assignments.
-# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment` gives it to an author.
+# How JupyterLab opens: nobody is asked about news, nothing is fetched, and the list of lessons shows their names whole.
+# Learners have no panel for making assignments, and no button Validate: it saves the notebook, and says "some but not all"
+# where the check's lines say what is missing, at 0 points too. An author's panel:
+# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment`.
 LAB = {
-    "jupyter_lab_config.json": {
-        "LabApp": {"news_url": None, "check_for_updates_class": "jupyterlab.NeverCheckForUpdate"}
+    "default_setting_overrides": {
+        "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
+        "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
     },
-    "labconfig/page_config.json": {"disabledExtensions": {"@jupyter/nbgrader:create-assignment": True}},
+    "page_config": {
+        "disabledExtensions": {f"@jupyter/nbgrader:{name}-assignment": True for name in ("create", "validate")}
+    },
 }
 PROBE = """
 import importlib.metadata, importlib.util
@@ -199,7 +204,7 @@ def check_kernels(venv):
 def configure_lab(venv):
     """Write ``LAB``'s files, those that are not there: they may have been changed since."""
     for name, values in LAB.items():
-        file = venv / "etc" / "jupyter" / name
+        file = venv / "etc" / "jupyter" / "labconfig" / f"{name}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(values, indent=1) + "\n")

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tools import bootstrap
@@ -119,13 +120,23 @@ def test_nothing_changed_nothing_done_in_less_than_a_second(repository, installe
     assert time.monotonic() - start < 1 and len(installed) == 1
 
 
-def test_jupyterlab_asks_of_no_news_and_a_learner_makes_no_assignments(repository, installed):
+def test_jupyterlab_is_configured_once(repository, installed):
     assert bootstrap.main([]) == 0
-    of_lab, page = (repository / ".venv" / "etc" / "jupyter" / name for name in bootstrap.LAB)
-    assert json.loads(of_lab.read_text())["LabApp"]["news_url"] is None
-    assert "@jupyter/nbgrader:create-assignment" in page.read_text()
-    page.write_text("{}")  # an author's
-    assert bootstrap.main([]) == 0 and page.read_text() == "{}"
+    files = [repository / ".venv" / "etc" / "jupyter" / "labconfig" / f"{name}.json" for name in bootstrap.LAB]
+    assert [json.loads(file.read_text()) for file in files] == list(bootstrap.LAB.values())
+    files[0].write_text("{}")  # an author's
+    assert bootstrap.main([]) == 0 and files[0].read_text() == "{}"
+
+
+def test_jupyterlab_has_what_is_configured():
+    share = Path(sys.prefix, "share", "jupyter")
+    for name, values in bootstrap.LAB["default_setting_overrides"].items():
+        schema = json.loads((share / "lab" / "schemas" / f"{name.replace(':', '/')}.json").read_text())
+        assert values.keys() <= schema["properties"].keys()
+        jsonschema.validate(values, schema)
+    programs = (share / "labextensions" / "@jupyter" / "nbgrader" / "static").glob("*.js")
+    text = "".join(file.read_text() for file in programs)
+    assert all(f'id:"{name}"' in text for name in bootstrap.LAB["page_config"]["disabledExtensions"])
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints/cpu.txt"])

@@ -1,6 +1,8 @@
 """Every stored notebook keeps to the rules, the README's table names every lesson, and every link leads somewhere."""
 
 import re
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -42,6 +44,33 @@ def test_the_readmes_table_states_a_lessons_minutes(path):
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"(notebooks/{path.name})" in line)
     stated = re.search(r"^\*\*(\d+) minutes", lesson.cells[0].source, flags=re.MULTILINE)
     assert row.rstrip(" |").split("|")[-1].strip() == stated[1]
+
+
+@pytest.mark.parametrize("modules", [[], ["__init__"], ["__init__", "check"]], ids=["none", "another", "with check"])
+def test_the_readme_knows_what_a_first_cell_says_in_another_environment(tmp_path, modules):
+    for name in modules:  # an unrelated package; Hugging Face's had a module `check` in some versions
+        (tmp_path / "kernels").mkdir(exist_ok=True)
+        (tmp_path / "kernels" / f"{name}.py").write_text("")
+    cells = [
+        next(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+        for path in [*NOTEBOOKS, *sorted(ROOT.glob("exercises/*/*.ipynb"))]
+    ]
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+for cell in eval(sys.stdin.read()):
+    for name in [name for name in sys.modules if name.startswith("kernels")]:
+        del sys.modules[name]
+    try:
+        exec(cell, {})
+    except Exception as error:
+        print(str(error).split(" (")[0])
+"""
+    command = [sys.executable, "-I", "-S", "-c", code, str(tmp_path)]  # of what is installed it sees nothing
+    done = subprocess.run(command, input=repr(cells), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = [re.sub(r"(?<=name )'\w+'|(?<=kernels\.)\w+", "…", line) for line in done.stdout.splitlines()]
+    assert len(said) == len(cells) and all(f"`{words}`" in (ROOT / "README.md").read_text() for words in said), set(said)
 
 
 def documents():

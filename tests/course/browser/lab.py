@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tools import bootstrap
 from tools.browser import chromium, packages
 from tools.kernel_environment import ROOT, kernel_environment
 
@@ -26,23 +27,24 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 def lab(folder: Path, *, whole: bool = False):
     """JupyterLab over a copy of the lessons in ``folder/course``, so that running them changes nothing; yields its address.
 
+    It is configured as `make lab` has it.
+
     whole: keep every cell in the page, not only those near the viewport, so that the page can be measured.
     """
     shutil.copytree(ROOT / "notebooks", folder / "course" / "notebooks")
-    settings = {"apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
+    bootstrap.configure_lab(folder)
     if whole:
-        settings["notebook-extension/tracker"] = {"windowingMode": "none"}
-    for name, values in settings.items():
-        file = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file = folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(values))
+        file.write_text(json.dumps({"windowingMode": "none"}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += [f"--ServerApp.root_dir={folder / 'course'}", f"--IdentityProvider.token={TOKEN}"]
     command += ["--LabApp.expose_app_in_browser=True", f"--LabApp.user_settings_dir={folder / 'settings'}"]
-    environment = kernel_environment({**os.environ, "JUPYTER_CONFIG_DIR": str(folder / "config")})
+    places = {"JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_CONFIG_PATH": str(folder / "etc" / "jupyter")}
+    environment = kernel_environment({**os.environ, **places})
     with open(folder / "lab.log", "w") as log:
         server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:

@@ -64,6 +64,8 @@ try {
   await page.evaluate(() => window.jupyterapp.commands.execute("application:toggle-left-area"));
   await scrollTo(0);
   await page.waitForTimeout(1000);  // figures and formulas take a moment to be drawn
+  for (const words of ["Validate", "official Jupyter news"])
+    if (await page.getByText(words).count()) throw new Error(`JupyterLab shows what the course leaves out: ${words}`);
   if (job.screenshot) await page.screenshot({ path: job.screenshot });
   for (const [theme, beginning] of Object.entries(job.pages)) {
     await page.evaluate((name) => window.jupyterapp.commands.execute("apputils:change-theme", { theme: name }), theme);
