@@ -1,6 +1,7 @@
 """docs/other_programs.md: the imports that need no other program; the other blocks run in the tests of their programs."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ def on_one_rank(rank, part, file, world):
         torch.manual_seed(0)
         part(init_device_mesh("cpu", (world,)), rank)
     finally:
+        gc.collect()  # wrapped modules lie in cycles, and their threads must end before the group does
         torch.distributed.destroy_process_group()
 
 
