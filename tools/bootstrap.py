@@ -18,7 +18,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
-INDEX = "https://pypi.org/simple/pip/"
 ROOM = 2e9  # bytes that an environment takes, without CUDA
 # How JupyterLab opens: nobody is asked about news, nothing is fetched, and the list of lessons shows their names whole.
 # Learners have no panel for making assignments, and no button Validate: it saves the notebook, and says "some but not all"
@@ -136,7 +135,7 @@ def install(venv, choice, extras):
             print("PyTorch's CPU index does not answer: pip takes the CUDA build (2 GB more) unless it finds another.")
     print(f"Installing with constraints/{choice}.txt", flush=True)
     if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
-        why = "its reason is above" if reachable(INDEX) else "pypi.org does not answer: is there a network?"
+        why = "its reason is above" if reachable(CPU_INDEX) else "its reason is above; is there a network?"
         raise Problem(f"pip could not install the course ({why}); run the same command again to go on.")
 
 

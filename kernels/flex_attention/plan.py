@@ -84,11 +84,11 @@ class Plan:
         name, why = self.backward
         if name == "hopper" and not learned:
             tiles, cut = hopper_backward.tiles(p), p.cached(hopper_backward.cut, every(p))
-            added = cut.added
-            if p.sparse and not added and not cut.whole(p):
-                cut = "as many heads a launch as the workspace holds ds of, of the blocks that are visited"
-            yield f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}; {cut}"
-            if added:
+            dealt = cut
+            if cut.counts(p):
+                dealt = "as many heads a launch as the workspace holds ds of, of the blocks that are visited"
+            yield f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}; {dealt}"
+            if cut.added:
                 yield "dq: added up in memory in an order that counters fix, five matrix products in all"
             else:
                 yield "dq: one product with ds, which is kept in a workspace, five matrix products in all"

@@ -261,14 +261,16 @@ def test_a_download_is_collected_again_without_loss(tmp_path):
     assert "handed in another notebook" in done.stderr and hour[:16] in done.stderr
 
 
-def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
-    def packed(members):
-        data = io.BytesIO()
-        with zipfile.ZipFile(data, "w") as archive:
-            for name, content in members.items():
-                archive.writestr(name, content)
-        return data.getvalue()
+def packed(members):
+    """A zip archive of these names and contents."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return data.getvalue()
 
+
+def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
     one, deep = {f"{NAME}.ipynb": "{}", "x.py": ""}, {"../../up.ipynb": "{}"}
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "all.zip").write_bytes(
@@ -302,14 +304,6 @@ def test_of_two_files_of_one_path_the_last_counts_and_it_is_said(tmp_path):
 
 def test_who_gives_no_notebook_in_a_download_is_named(tmp_path):
     """Another kind of archive, one in an archive, an empty or a damaged one: else nobody would hear of it."""
-
-    def packed(members):
-        data = io.BytesIO()
-        with zipfile.ZipFile(data, "w") as archive:
-            for name, content in members.items():
-                archive.writestr(name, content)
-        return data.getvalue()
-
     damaged = packed({f"{NAME}.ipynb": "{}" * 500}).replace(b"{}{", b"{x{", 1)
     given = {
         "A Tar_1_assignsubmission_file/own.tar.gz": "x",

@@ -86,9 +86,10 @@ class Cut(NamedTuple):
     queries: int
     splits: int
 
-    def whole(self, p):
-        """Whether it is the only launch."""
-        return self.pairs * self.heads == p.Bkv * p.Hkv * p.shared * p.G and self.queries >= p.M
+    def counts(self, p):
+        """Whether there would be fewer launches if it were known how many blocks the mask visits."""
+        whole = self.pairs * self.heads == p.Bkv * p.Hkv * p.shared * p.G and self.queries >= p.M
+        return p.sparse and not self.added and not whole
 
     def __str__(self):
         items = "1 item" if self.splits == 1 else f"{self.splits} items"
@@ -119,9 +120,9 @@ def cut(p, most):
         some = cdiv(pairs, max(1, launches))  # launches of one size
         return Cut(False, some, heads, p.M, splits(p, some, heads, most))
     multiple, rows_of_block = math.lcm(MULTIPLE, p.SPARSE_M or 1), block_of_ds(p, p.M)[0]
+    rows = cdiv(p.N, rows_of_block) * rows_of_block
     while True:
         heads, some = min(each, wanted), max(1, wanted // each)
-        rows = cdiv(p.N, rows_of_block) * rows_of_block
         band = p.workspace // (rows * heads * some * p.dtype.itemsize) // multiple * multiple
         fits = parts_fit(p, some) or (heads == each and band >= p.M)
         if fits and band >= min(LEAST_BAND, p.M) or wanted == 1:
@@ -273,7 +274,7 @@ def gradients(p, x, outputs, hopper=None):
     into, *dk_dv = grads = new_gradients(x)
     most, pairs, each = every(p), p.Bkv * p.Hkv, p.shared * p.G
     one = p.cached(cut, most)
-    if p.sparse and not one.added and not one.whole(p):  # fewer launches, if the mask leaves out blocks
+    if one.counts(p):
         most = most_of(p, x)
         one = cut(p, most)
     rows = rows_of(p, *outputs)

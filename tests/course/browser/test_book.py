@@ -3,7 +3,6 @@
 import pytest
 
 from tools import book
-from tools.browser import Missing, chromium, packages
 
 pytestmark = pytest.mark.browser
 
@@ -27,14 +26,6 @@ FAULTS = {
     "<h4>a level left out</h4>": "heading-order",
     "<input>": "Form elements must have labels",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed():
-    try:
-        chromium(), packages()
-    except Missing as missing:
-        pytest.fail(str(missing), pytrace=False)
 
 
 def findings(site, capfd, addition=""):

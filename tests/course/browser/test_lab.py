@@ -10,20 +10,11 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tests.course.browser import lab as browser
-from tools.browser import Missing, chromium, packages
 from tools.kernel_environment import ROOT
 
 pytestmark = pytest.mark.browser
 
 LESSON = "notebooks/00_start_here.ipynb"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed():
-    try:
-        chromium(), packages()
-    except Missing as missing:
-        pytest.fail(str(missing), pytrace=False)
 
 
 @pytest.fixture
