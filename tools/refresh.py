@@ -6,8 +6,6 @@ An unchanged notebook comes back without a diff:
 * metadata that says who ran it and when is left out, and text goes through ``tools/nbval_sanitize.cfg``;
 * a cell tagged ``nbval-ignore-output`` keeps its stored output until its source changes (``--retake`` takes it anew);
 * a figure that looks the same keeps its stored bytes;
-* a figure that says not itself what it looks like (``alt``) is given the words of the caption below it; words that were
-  edited by hand stay until what would stand in their place changes;
 * widgets, which are nothing without a kernel, are not stored.
 
 A notebook that raises is reported and left as it was.
@@ -91,7 +89,7 @@ def normalise_output(output, patterns):
         for kind, value in output.data.items():
             if kind == "image/png":
                 output.data[kind] = base64.b64encode(without_text_chunks(base64.b64decode(value))).decode()
-            elif isinstance(value, str):
+            elif isinstance(value, str) and kind != "text/html":  # a figure's: nbval passes its bytes over, they are kept
                 output.data[kind] = sanitized(value, patterns)
     return output
 
@@ -102,39 +100,12 @@ def keep_alike_figures(new: list, old: list) -> None:
         png_a, png_b = (output.get("data", {}).get("image/png") for output in (a, b))
         if png_a and png_b and png_a != png_b and look_alike(base64.b64decode(png_a), base64.b64decode(png_b)):
             a.data["image/png"] = png_b
-
-
-def plain(caption: str) -> str:
-    """A caption's words, without Markdown's marks."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(caption.split()))
-    text = re.sub(r"^\*Figure: |\*\*|`|(?<=[.!?:;,\w)])\*(?=\s|$)", "", text)
-    return text.strip()
-
-
-def describe_figures(notebook, *, anew: bool = False):
-    """Give each figure without an alternative text (``anew``: each) the words of the caption in the next cell; returns it."""
-    for cell, after in zip(notebook.cells, notebook.cells[1:]):
-        if cell.cell_type == "code" and after.cell_type == "markdown" and after.source.startswith("*Figure: "):
-            for output in cell.outputs:
-                if "image/png" in output.get("data", {}):
-                    kept = output.metadata.setdefault("image/png", nbformat.NotebookNode())
-                    if anew or not kept.get("alt"):
-                        kept["alt"] = plain(after.source)
-    return notebook
+            if "text/html" in a.data:
+                a.data["text/html"] = a.data["text/html"].replace(png_a, png_b.strip())
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def keep_edited_words(new: list, old: list) -> None:
-    """Put the stored ``alt`` of a figure back where it was written for the same words, whoever edited it since."""
-    for a, b in zip(new, [*old, *[{}] * len(new)]):
-        ours, stored = (output.get("metadata", {}).get("image/png", {}) for output in (a, b))
-        if ours.get("alt") and a is not b:  # the same one: a cell that kept its outputs
-            ours["alt_of"] = digest(ours["alt"])
-            if stored.get("alt_of") == ours["alt_of"]:
-                ours["alt"] = stored["alt"]
 
 
 def merge(executed, stored, *, retake: bool = False):
@@ -162,10 +133,6 @@ def merge(executed, stored, *, retake: bool = False):
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = cell.execution_count
-    describe_figures(executed)
-    for cell in executed.cells:
-        if cell.cell_type == "code":
-            keep_edited_words(cell.outputs, before[cell.id].outputs)
     return executed
 
 
@@ -201,11 +168,6 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: every lesson and every solution")
     parser.add_argument("--retake", action="store_true", help=f"take the outputs of cells tagged {IGNORED} anew")
-    parser.add_argument(
-        "--describe",
-        action="store_true",
-        help="execute nothing: give figures without an alternative text (with --retake: all) their caption's words",
-    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds a cell may take (default: 120)")
     options = parser.parse_args(arguments)
 
@@ -215,10 +177,7 @@ def main(arguments=None) -> int:
         print(f"{path} ", end="", flush=True)
         start = time.monotonic()
         try:
-            if options.describe:
-                changed = store(path, describe_figures(nbformat.read(path, as_version=4), anew=options.retake))
-            else:
-                changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
+            changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             failed += 1
             print(f"FAILED, left as it was\n{error}", file=sys.stderr)

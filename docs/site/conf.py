@@ -13,6 +13,7 @@ exclude_patterns = [".*", "build"]  # not to be walked through
 extensions = ["myst_nb", "course"]
 
 nb_execution_mode = "off"  # what is stored is shown
+nb_mime_priority_overrides = [("html", "image/png", 0)]  # before the HTML that a figure has for JupyterLab's sake
 nb_render_markdown_format = "gfm"
 myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True

@@ -317,7 +317,6 @@ def _touched(operation) -> str:
 def player(machine):
     """The widget behind ``Result.player``; see there."""
     import html
-    import io
 
     import ipywidgets
 
@@ -325,14 +324,11 @@ def player(machine):
     count = len(track.columns)
     window = 60
     slider = ipywidgets.IntSlider(0, 0, count - 1, description="step", layout={"width": "95%"}, continuous_update=False)
-    image, text = ipywidgets.Image(format="png"), ipywidgets.HTML()
+    image, text = ipywidgets.HTML(), ipywidgets.HTML()
 
     def show(change=None):
         first = max(min(slider.value - window // 2, count - window), 0)
-        buffer = io.BytesIO()
-        figure = timeline(machine, first, min(first + window, count), slider.value)
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-        image.value = buffer.getvalue()
+        image.value = timeline(machine, first, min(first + window, count), slider.value).html()
         text.value = f"<pre>{html.escape(_state(track, slider.value))}</pre>"
 
     slider.observe(show, names="value")

@@ -6,6 +6,8 @@ repeat it), so figures read in black and white.
 
 import io
 import sys
+from base64 import b64encode
+from html import escape
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,17 +26,18 @@ DPI = 100
 class Picture(Figure):
     """A figure that a notebook shows when it is a cell's last value, once, whether or not pyplot is in use.
 
-    ``alt`` says what it looks like, for whoever cannot see it; it is stored with the image, where tools expect it.
+    ``alt`` says what it looks like, for whoever cannot see it. JupyterLab shows an image without its text, so it gets HTML
+    beside it, which JupyterLab and other readers of notebooks prefer.
     """
 
     alt = ""
 
     def __init__(self, *args, **kwargs):
-        """A matplotlib figure; Jupyter is told to draw it as below, where pyplot has told it how to draw any figure."""
+        """A matplotlib figure; where pyplot has told Jupyter how to draw any figure, it is told to leave this one."""
         super().__init__(*args, **kwargs)
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         if shell is not None:
-            shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
+            shell.display_formatter.formatters["image/png"].for_type(Picture, lambda figure: None)
 
     def png(self) -> bytes:
         """As a file, the same bytes each time."""
@@ -42,8 +45,14 @@ class Picture(Figure):
         self.savefig(file, format="png", metadata={"Software": None})
         return file.getvalue()
 
-    def _repr_png_(self) -> bytes | tuple[bytes, dict]:
-        return (self.png(), {"alt": self.alt}) if self.alt else self.png()
+    def html(self) -> str:
+        """As HTML, with its text."""
+        return f'<img src="data:image/png;base64,{b64encode(self.png()).decode()}" alt="{escape(self.alt)}">'
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+        html = self.html()
+        png = html.partition(",")[2].partition('"')[0]
+        return {"image/png": png, "text/html": html}, {"image/png": {"alt": self.alt}}
 
 
 def picture(width: float, height: float, rows: int = 1, columns: int = 1):

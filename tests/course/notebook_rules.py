@@ -1,5 +1,6 @@
 """What every stored notebook keeps to: each rule is a generator of complaints about one notebook."""
 
+import html
 import re
 
 from kernels.lab import recorded
@@ -61,12 +62,13 @@ def no_errors_but_those_announced(notebook):
 
 @rule
 def images_have_alternative_text(notebook):
-    """What an image looks like is stored with it, for whoever cannot see it."""
+    """What an image looks like is stored with it, for whoever cannot see it, in HTML, which readers show in its place."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
-            alt = output.get("metadata", {}).get("image/png", {}).get("alt", "")
-            if "image/png" in output.get("data", {}) and len(alt) < 40:
-                yield f"{cell.id}: the alternative text of its figure is {alt!r}, shorter than 40 characters"
+            if "image/png" in output.get("data", {}):
+                alt = output.metadata.get("image/png", {}).get("alt", "")
+                if len(alt) < 40 or not output.data.get("text/html", "").endswith(f'alt="{html.escape(alt)}">'):
+                    yield f"{cell.id}: its figure's alternative text is {alt!r}; needed are 40 characters, in its HTML, too"
     for cell in notebook.cells:
         if cell.cell_type == "markdown" and NO_ALT.search(cell.source):
             yield f"{cell.id}: an image without alternative text"

@@ -109,7 +109,14 @@ ALT = "Two rows of sixteen boxes; program 0 and program 1 are written in eight o
 
 
 def drawn(**metadata):
-    return new_output("display_data", data={"image/png": ""}, metadata={"image/png": metadata} if metadata else {})
+    shown = f'<img src="data:image/png;base64," alt="{metadata.get("alt", "")}">'
+    data = {"image/png": "", "text/html": shown}
+    return new_output("display_data", data=data, metadata={"image/png": metadata} if metadata else {})
+
+
+def without_html(figure):
+    del figure.data["text/html"]
+    return figure
 
 
 FIGURE, BLIND, MUTE = drawn(alt=ALT), drawn(), drawn(alt="A plot.")
@@ -124,6 +131,7 @@ BROKEN = [
     ("images_have_alternative_text", [prose('<img src="picture.png">')]),
     ("images_have_alternative_text", [code("plot()", BLIND)]),
     ("images_have_alternative_text", [code("plot()", MUTE)]),
+    ("images_have_alternative_text", [code("plot()", without_html(drawn(alt=ALT)))]),
     ("nothing_of_the_authors_machine", [code("open('/home/ada/data.json')")]),
     ("nothing_of_the_authors_machine", [code("print(path)", text("in /Users/ada/course"))]),
     ("a_folded_output_keeps_its_answer", [folded("not zero: 15")]),

@@ -49,8 +49,8 @@ def test_the_numbers_at_the_places_are_recorded_ones():
     ],
 )
 def test_drawings_can_be_shown_and_say_what_they_look_like(figure):
-    image, said = figure()._repr_png_()
-    assert image.startswith(b"\x89PNG") and len(said["alt"]) > 60
+    shown = figure()
+    assert shown.png().startswith(b"\x89PNG") and len(shown.alt) > 60
 
 
 def test_a_curve_over_sizes_needs_times():
@@ -62,8 +62,8 @@ def test_a_curve_over_sizes_needs_times():
     "name", ["latency", "bytes_in_flight", "strides", "hiding", "waves", "smallest_and_largest", "puzzle"]
 )
 def test_curves_are_drawn_from_the_record(name):
-    image, said = getattr(measured, name)()._repr_png_()
-    assert image.startswith(b"\x89PNG") and len(said["alt"]) > 60
+    figure = getattr(measured, name)()
+    assert figure.png().startswith(b"\x89PNG") and len(figure.alt) > 60
 
 
 def test_a_readers_own_times_are_drawn():

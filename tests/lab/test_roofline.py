@@ -194,7 +194,7 @@ def test_results_that_are_not_there(results):
 
 
 def test_figures_are_the_same_bytes_each_time(results):
-    first, second = (bars(results)._repr_png_() for _ in range(2))
+    first, second = (bars(results).png() for _ in range(2))
     assert first == second and len(first) < 60_000
 
 

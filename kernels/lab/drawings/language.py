@@ -5,7 +5,6 @@ same drawing comes back with another part lit. Nothing is said by colour alone: 
 key, boxes their labels, and what must be told apart without colour carries a hatch or a number.
 """
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -237,16 +236,10 @@ class Filmstrip(style.Picture):
         """A slider over the same frames, as a widget (live only: the stored notebook shows the filmstrip)."""
         import ipywidgets
 
-        shown = ipywidgets.Image(value=_png(self.frames(0)), format="png")
+        shown = ipywidgets.HTML(value=self.frames(0).html())
         at = ipywidgets.IntSlider(value=0, min=0, max=self.count - 1, description="frame")
-        at.observe(lambda change: setattr(shown, "value", _png(self.frames(change["new"]))), "value")
+        at.observe(lambda change: setattr(shown, "value", self.frames(change["new"]).html()), "value")
         return ipywidgets.VBox([at, shown])
-
-
-def _png(figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 def filmstrip(width: float, height: float, draw: Callable[[Board, int], None], titles: Sequence[str], *, alt: str,

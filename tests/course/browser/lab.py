@@ -25,13 +25,14 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 @contextlib.contextmanager
 def lab(folder: Path, *, whole: bool = False):
-    """JupyterLab over a copy of the lessons in ``folder/course``, so that running them changes nothing; yields its address.
+    """JupyterLab over a copy of the notebooks in ``folder/course``, so that running them changes nothing; yields its address.
 
     It is configured as `make lab` has it.
 
     whole: keep every cell in the page, not only those near the viewport, so that the page can be measured.
     """
-    shutil.copytree(ROOT / "notebooks", folder / "course" / "notebooks")
+    for name in ("notebooks", "exercises"):
+        shutil.copytree(ROOT / name, folder / "course" / name)
     bootstrap.configure_lab(folder)
     if whole:
         file = folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
@@ -64,21 +65,31 @@ def lab(folder: Path, *, whole: bool = False):
 
 
 def run_all(
-    address: str, notebook: str, *, run: bool = True, screenshot: Path | None = None, pages: dict[str, Path] | None = None
-) -> list[dict]:
-    """Open a notebook of a lab and run all its cells; returns its code cells as JupyterLab then holds them.
+    address: str,
+    notebook: str,
+    *,
+    run: bool = True,
+    width: int = 1060,
+    screenshot: Path | None = None,
+    pages: dict[str, Path] | None = None,
+) -> tuple[list[dict], list[dict]]:
+    """Open a notebook of a lab and run all its cells; returns its code cells as JupyterLab then holds them, and the faults.
 
-    run: False leaves the stored outputs. screenshot: where the first page goes. pages: theme -> the beginning of the paths
-    at which pictures of the whole length go, one a page.
+    Those are, for each cell that is in the page, ``mute``, its figures without a text, and ``excess``, the pixels that lie
+    beyond its right edge.
+
+    run: False leaves the stored outputs. width: of the window, in pixels. screenshot: where the first page goes.
+    pages: theme -> the beginning of the paths at which pictures of the whole length go, one a page.
     """
     job = {"url": f"{address}/lab/tree/{notebook}?token={TOKEN}&reset", "run": run, "executablePath": chromium()}
-    job["screenshot"] = str(screenshot) if screenshot else None
+    job |= {"width": width, "screenshot": str(screenshot) if screenshot else None}
     job["pages"] = {THEMES[theme]: str(prefix) for theme, prefix in (pages or {}).items()}
     command = ["node", Path(__file__).with_name("run_all.mjs"), json.dumps(job)]
     environment = {**os.environ, "PLAYWRIGHT_FROM": str(packages())}
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert child.returncode == 0, child.stderr
-    return json.loads(child.stdout)
+    found = json.loads(child.stdout)
+    return found["cells"], found["faults"]
 
 
 def errors(cells: list[dict]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 // Opens a notebook in JupyterLab, clears its outputs, runs all its cells from the menu, waits for them, and takes
-// pictures. Prints, as JSON, what every code cell then holds. Usage: node run_all.mjs JOB, which lab.py writes:
-// { executablePath, url, run, screenshot: path or null, pages: { theme: beginning of the paths } }
+// pictures. Prints, as JSON, what every code cell then holds, and what is wrong with what is seen of each cell.
+// Usage: node run_all.mjs JOB, which lab.py writes:
+// { executablePath, url, run, width: of the window, screenshot: path or null, pages: { theme: beginning of the paths } }
 import { createRequire } from "node:module";
 
 const job = JSON.parse(process.argv[2]);
@@ -13,7 +14,7 @@ const browser = await chromium.launch({
   ],
 });
 try {
-  const page = await browser.newPage({ viewport: job.screenshot ? { width: 1400, height: 2200 } : { width: 1060, height: 1600 } });
+  const page = await browser.newPage({ viewport: { width: job.width, height: job.screenshot ? 2200 : 1600 } });
   page.setDefaultTimeout(60_000);
   await page.goto(job.url);
   await page.locator(".jp-NotebookPanel:visible .jp-Cell").first().waitFor();
@@ -65,7 +66,7 @@ try {
   await scrollTo(0);
   await page.waitForTimeout(1000);  // figures and formulas take a moment to be drawn
   for (const words of ["Validate", "official Jupyter news"])
-    if (await page.getByText(words).count()) throw new Error(`JupyterLab shows what the course leaves out: ${words}`);
+    if (await page.locator(".jp-Toolbar, .Notification-List").getByText(words).count()) throw new Error(`JupyterLab shows what the course leaves out: ${words}`);
   if (job.screenshot) await page.screenshot({ path: job.screenshot });
   for (const [theme, beginning] of Object.entries(job.pages)) {
     await page.evaluate((name) => window.jupyterapp.commands.execute("apputils:change-theme", { theme: name }), theme);
@@ -79,7 +80,17 @@ try {
       y = top + seen - 60;  // a line or two twice, so that none is cut
     }
   }
-  console.log(JSON.stringify(await cells()));
+  // Figures without a text, and how many pixels of a cell lie beyond its right edge.
+  const faults = await page.evaluate(() => {
+    const { model, node } = window.jupyterapp.shell.currentWidget.content;
+    const shown = ".jp-RenderedMarkdown, .jp-OutputArea-output";
+    return [...node.querySelectorAll(".jp-Cell")].map((cell, place) => ({
+      id: model.cells.get(place).id,
+      mute: [...cell.querySelectorAll("img")].filter(({ alt }) => alt.length < 40).length,
+      excess: Math.max(0, ...[...cell.querySelectorAll(shown)].map((element) => element.scrollWidth - element.clientWidth)),
+    }));
+  });
+  console.log(JSON.stringify({ cells: await cells(), faults }));
 } finally {
   await browser.close();
 }
