@@ -1,5 +1,6 @@
 """Pytest for the whole course: the environment tests and notebook kernels run in, and three gaps of nbval closed."""
 
+import atexit
 import gc
 import os
 import time
@@ -34,10 +35,9 @@ def pytest_configure(config):
 def pytest_collection_finish():
     gc.freeze()  # nor is it searched between tests
     gc.enable()
-
-
-def pytest_unconfigure():
-    gc.unfreeze()  # what is left at the end is searched: nanobind would print a page about it behind the summary
+    # What is left at the end is searched, or nanobind would print a page about it behind the summary. pytest_unconfigure is
+    # too late for it: a busy machine's workers are ended before.
+    atexit.register(gc.unfreeze)
 
 
 def fail_as_soon_as_the_kernel_dies():

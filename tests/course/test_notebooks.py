@@ -6,6 +6,7 @@ import sys
 
 import nbformat
 import pytest
+from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.course import notebook_rules as rules
@@ -26,6 +27,15 @@ def test_a_stored_notebook_keeps_to_the_rule(path, rule):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_smaller_than_a_megabyte(path):
     assert path.stat().st_size < 1e6
+
+
+@pytest.mark.share(9)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_figures_have_their_texts_on_the_page_that_nbconvert_makes(path):
+    page, _ = HTMLExporter().from_filename(str(path))
+    images = re.findall("<img [^>]*>", page)
+    assert [image for image in images if not re.search('alt="[^"]{40}', image)] == []
+    assert len(images) >= path.read_text().count('"image/png": "')
 
 
 def lessons_in(readme: str) -> list[str]:
