@@ -28,11 +28,13 @@ def tags(cell) -> set[str]:
 
 
 def texts(cell):
-    """Every text that the cell's outputs show."""
+    """Every text that the cell's outputs show; a figure's HTML holds its bytes, which may read like a time or an answer."""
     for output in cell.outputs:
         yield output.get("text", "")
         yield "\n".join(output.get("traceback", []))
-        yield from (value for kind, value in output.get("data", {}).items() if kind in ("text/plain", "text/html"))
+        data = output.get("data", {})
+        kinds = {"text/plain"} if "image/png" in data else {"text/plain", "text/html"}
+        yield from (value for kind, value in data.items() if kind in kinds)
 
 
 @rule
