@@ -28,11 +28,13 @@ def tags(cell) -> set[str]:
 
 
 def texts(cell):
-    """Every text that the cell's outputs show."""
+    """Every text that the cell's outputs show; a figure's HTML holds its bytes, which may read like a time or an answer."""
     for output in cell.outputs:
         yield output.get("text", "")
         yield "\n".join(output.get("traceback", []))
-        yield from (value for kind, value in output.get("data", {}).items() if kind in ("text/plain", "text/html"))
+        data = output.get("data", {})
+        kinds = {"text/plain"} if "image/png" in data else {"text/plain", "text/html"}
+        yield from (value for kind, value in data.items() if kind in kinds)
 
 
 @rule
@@ -117,3 +119,27 @@ def a_folded_output_keeps_its_answer(notebook):
             first = "".join(texts(cell)).partition("\n")[0]
             if ANSWERS.search(first):
                 yield f"{cell.id}: its first line, which JupyterLab shows though it is folded, answers: {first!r}"
+
+
+def level(cell) -> int:
+    """Of the heading that a cell begins with; 0 where it begins with none."""
+    heading = re.match(r"(#+) ", cell.source)
+    return len(heading[1]) if heading and cell.cell_type == "markdown" else 0
+
+
+@rule
+def a_prediction_is_not_answered_unasked(notebook):
+    """A repository's page folds ``<details>`` alone: an answer has a heading of its own, and its words are folded."""
+    cells = notebook.cells
+    for asked, cell in enumerate(cells):
+        if cell.cell_type != "markdown" or not cell.id.endswith("-predict"):
+            continue
+        end = next((i for i in range(asked + 1, len(cells)) if level(cells[i]) in (1, 2, 3)), len(cells))
+        folded = [i for i in range(asked, end) if cells[i].metadata.get("jupyter", {}).get("outputs_hidden")]
+        if not folded:
+            yield f"{cell.id}: no cell with a folded output answers it before the next heading"
+        for i in folded:
+            if i - 1 not in folded and level(cells[i - 1]) != 4:
+                yield f"{cells[i].id}: it answers {cell.id}, and no heading `#### ` stands right above it"
+            if not any("<details>" in words.source for words in cells[i:end] if words.cell_type == "markdown"):
+                yield f"{cells[i].id}: it answers {cell.id}, and no words in `<details>` follow it before the next heading"

@@ -109,8 +109,8 @@ def text(value):
     return new_output("stream", name="stdout", text=value)
 
 
-def folded(shown):
-    cell = code("f()", text(shown))
+def folded(shown, **of):
+    cell = code("f()", text(shown), **of)
     cell.metadata["jupyter"] = {"outputs_hidden": True}
     return cell
 
@@ -119,7 +119,7 @@ ALT = "Two rows of sixteen boxes; program 0 and program 1 are written in eight o
 
 
 def drawn(**metadata):
-    shown = f'<img src="data:image/png;base64," alt="{metadata.get("alt", "")}">'
+    shown = f'<img src="data:image/png;base64,/9ns=2" alt="{metadata.get("alt", "")}">'
     data = {"image/png": "", "text/html": shown}
     return new_output("display_data", data=data, metadata={"image/png": metadata} if metadata else {})
 
@@ -127,6 +127,20 @@ def drawn(**metadata):
 def without_html(figure):
     del figure.data["text/html"]
     return figure
+
+
+def predicted(**changed):
+    """A prediction's cells; ``changed`` holds others in their places, or None for none."""
+    cells = {
+        "question": prose("### Before you run this\n\n*How many?*", id="sum-predict"),
+        "heading": prose("#### What it prints", id="sum-shown"),
+        "answer": folded("what came out\n7", id="sum-answer", count=5),
+        "caption": prose("*Figure: seven boxes.*", id="sum-figure"),
+        "words": prose("<details><summary>Answer</summary>\n\nSeven.\n\n</details>", id="sum-explained"),
+        "next": prose("## Step 2", id="step-2"),
+        "later": prose("<details><summary>Answer</summary>\n\nEight.\n\n</details>", id="more-explained"),
+    }
+    return [cell for cell in (cells | changed).values() if cell]
 
 
 FIGURE, BLIND, MUTE = drawn(alt=ALT), drawn(), drawn(alt="A plot.")
@@ -146,6 +160,12 @@ BROKEN = [
     ("nothing_of_the_authors_machine", [code("print(path)", text("in /Users/ada/course"))]),
     ("a_folded_output_keeps_its_answer", [folded("not zero: 15")]),
     ("a_folded_output_keeps_its_answer", [folded("all right: False")]),
+    ("a_prediction_is_not_answered_unasked", predicted(heading=None)),
+    ("a_prediction_is_not_answered_unasked", predicted(heading=prose("### What it prints", id="sum-shown"))),
+    ("a_prediction_is_not_answered_unasked", predicted(heading=prose("What it prints:", id="sum-shown"))),
+    ("a_prediction_is_not_answered_unasked", predicted(answer=code("f()", text("7"), id="sum-answer"))),
+    ("a_prediction_is_not_answered_unasked", predicted(words=prose("Seven.", id="sum-explained"))),
+    ("a_prediction_is_not_answered_unasked", predicted(words=None)),
     ("timings_are_not_compared", [code("bench()", text("0.123 ms"))]),
     ("timings_are_not_compared", [code("bench()", text("4.1 TB/s"))]),
 ]
@@ -155,6 +175,7 @@ SOUND = [
     code("bench()", text("0.123 ms"), id="time", count=2, tags=["nbval-ignore-output"]),
     code("1/0", new_output("error", ename="E", evalue="", traceback=[]), id="bad", count=3, tags=["raises-exception"]),
     code("x.shape", text("(2, 37, 20), 3 masks, https://example.org/home/x, ../kernels/lab"), id="shape", count=4),
+    *predicted(),
     prose("![A row of eight boxes, the first four shaded](boxes.png)", id="boxes"),
 ]
 
