@@ -61,12 +61,14 @@ TURNS = {
         "a release two steps late",
         ({"K": 320, "STAGES": 3}, {"K": 320, "STAGES": 5}),
         {
-            "wrong phase": "A buffer is released that nobody has read: in the first two steps no product is surely over",
+            "wrong phase": "A buffer is released that nobody has read: the one of step i − 2 is, and in the first two steps "
+            "none",
             "early overwrite": "You hand a buffer back while its product may still run: with two left running, it is the one "
             "before these two that is surely over",
             "deadlock": "Nobody can go on: with three buffers the one of step i − 2 has to be released in step i",
         },
-        "In the first steps the slot is negative: on a GPU `%` of a negative number is negative. Add STAGES first",
+        "There is no slot of that number: it is below STAGES, and in the first steps i − 2 is negative, as its `%` on a GPU "
+        "is. Add STAGES first",
         _in_flight,
     ),
     "52-store": ModelTurn(
