@@ -40,6 +40,7 @@ WRONG = {
     "52-store": [
         ("tile // SUMS & 1", "(tile // SUMS + 1) & 1", "another round than its own"),
         ("tile // SUMS & 1", "tile & 1", "another round than its own"),
+        ("tile // SUMS & 1", "tile // SUMS", "take it modulo 2"),
         ("tile % SUMS", "tile % 2", "how many there are is SUMS"),
         ("tile % SUMS", "0", "or signals for another accumulator"),
         ("arrive(stored", "arrive(done", "the multiplier waits to be told"),
@@ -49,6 +50,7 @@ WRONG = {
         ("(tiles - 1) % STAGES", "tiles % STAGES", "The model's finding"),
         ("(tiles - 1) // STAGES & 1", "tiles // STAGES & 1", "whose number is tiles − 1"),
         ("(tiles - 1) // STAGES & 1", "((tiles - 1) // STAGES & 1) ^ 1", "whose number is tiles − 1"),
+        ("(tiles - 1) // STAGES & 1", "(tiles - 1) // STAGES", "take it modulo 2"),
         ("wait(0", "wait(1", "let none of them run on"),
         ("(tiles - 1) % STAGES", "tiles - 1", "a slot is below STAGES"),
         ("(tiles - 1) % STAGES", "0", "The model's finding"),
