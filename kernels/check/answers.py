@@ -3,6 +3,7 @@
 import ast
 import inspect
 import textwrap
+from fractions import Fraction
 
 import torch
 
@@ -73,7 +74,7 @@ def difference(name: str, got, expected, *, tolerance: float = 1e-5) -> str:
     if got is None:
         return f"{name} is None: the function returns nothing."
     try:
-        got = torch.as_tensor(got).detach().cpu()
+        got = torch.as_tensor(float(got) if isinstance(got, Fraction) else got).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         return f"{name} is {described(got)}, and numbers are asked for."
     expected = torch.as_tensor(expected).detach().cpu()

@@ -1,6 +1,7 @@
 """A check of a "Your turn" cell: not written yet, not yet and why, or right; and where two answers differ."""
 
 import functools
+from fractions import Fraction
 
 import pytest
 import torch
@@ -180,6 +181,7 @@ def test_of_several_functions_the_one_with_the_slip_is_wrong(turn, cell):
             "out[0, 1] is 0, expected 2 (2 of 4 elements are wrong, this one first).",
         ),
         (3, 4, "out is 3, expected 4."),
+        (Fraction(3, 4), 0.75, ""),
         ([1.0, float("nan")], [1.0, 2.0], "out[1] is nan, expected 2."),
         ([float("nan")], [float("nan")], ""),
         ([float("-inf")], [float("-inf")], ""),

@@ -12,6 +12,7 @@ def _ring(ring_step, steps, STAGES):
 HELPS = "-(-(latency + product) // max(copy, product))"
 DEPTH = f"min(room // tile, {HELPS})"
 STEP = "max(copy, product, (latency + product) / D)"
+BOTH = "loads = (n // STAGES + 1) % 2\n    multiplies = n // STAGES % 2"
 TURNS = {
     "50-depth": Turn(
         "a ring no deeper than it helps",
@@ -26,10 +27,12 @@ TURNS = {
             (DEPTH, HELPS, "so many the box asks for, and they do not fit"),
             ("-(latency + product)", "-latency", "around the ring lie a latency and the product that reads the buffer"),
             (HELPS, HELPS[2:-1].replace("-(", "("), "rounded down, the ring is a little too short: round up"),
+            (HELPS, "(latency + product) / max(copy, product)", "a ring has a whole number of buffers: round up"),
             ("// max(copy, product)", "// product", "where copies are the slower ones, they set the pace"),
             ("max(copy, product, ", "max(product, ", "copies may be slower than products, too"),
             (STEP, "max(copy, product)", "a ring that is too short sets the pace of its own, (L + t_m) / D"),
             (f"product / {STEP}", STEP, "that is how long a step takes; of it the product works a part"),
+            ("product / max", "product // max", "a share is a fraction: divide with /"),
             (f"product / {STEP}", f"1 / {STEP}", "it is the time of a product over the time of a step"),
         ),
     ),
@@ -44,10 +47,12 @@ TURNS = {
             ("tile * steps + i", "tile + i", "a tile moves the count on by its `steps` steps, not by one"),
             ("tile * steps + i", "tile * STAGES + i", "a tile has `steps` steps: n counts the steps of all tiles"),
             (
-                "loads = (n // STAGES + 1) % 2\n    multiplies = n // STAGES % 2",
+                BOTH,
                 "loads = n // STAGES % 2\n    multiplies = (n // STAGES + 1) % 2",
                 "the parities are exchanged: the loader's fresh barrier must let it pass",
             ),
+            (BOTH, "loads = n // STAGES - 1\n    multiplies = n // STAGES", "a parity is one bit: the round modulo 2"),
+            (BOTH, "loads = (n + 1) % 2\n    multiplies = n % 2", "a parity turns once in a round, not at each step"),
             ("(n // STAGES + 1) % 2", "n // STAGES % 2", "the loader waits for the phase *before* the multiplier's"),
             ("= n // STAGES % 2", "= (n // STAGES + 1) % 2", "the multiplier waits for this round's copy, phase r"),
             ("slot = n", "slot = (n + 1)", "the slot of the ring's step n is n modulo STAGES"),

@@ -34,11 +34,14 @@ def _waiting(waits, signals, *who):
     return {f"where {text}, {one}": {"who": one, "waits": waits, "signals": signals} for one in who}
 
 
+ACTORS = ("loader", "multiplier", "product")
+
+
 def _known(learns, before, mine, other):
     after = learns(dict(mine), dict(other))
-    events = ((actor, number) for actor in ("loader", "multiplier", "product") for number in (1, 2, 3, 4))
+    events = ((actor, number) for actor in ACTORS for number in (1, 2, 3, 4))
     known = {f"whether event {n} of the {actor} is known": before(actor, n, dict(other)) for actor, n in events}
-    return {f"the clock of the {actor}": number for actor, number in after.items()} | known
+    return {f"the clock of the {actor}": after.get(actor, 0) for actor in ACTORS} | known
 
 
 def _access(actor, number, clock, writes):
@@ -94,6 +97,7 @@ TURNS = {
             (CLOCK, "{**mine, **other}", "it has forgotten events: older news must not replace newer"),
             (CLOCK, "{**other, **mine}", "nothing new is learnt: where both have a number, the larger counts"),
             ("{*mine, *other}", "mine", "who is in one clock only has a number, too: the other's is 0"),
+            ("{*mine, *other}", "other", "who is in one clock only has a number, too: the other's is 0"),
             (LARGER, "mine.get(actor, 0) + other.get(actor, 0)", "nothing is added up: the larger counts"),
             ("mine.get(actor, 0)", "mine.get(actor)", NOTHING),
             ("mine.get(actor, 0), other.get(actor, 0)", "mine[actor], other[actor]", NOTHING),
@@ -123,6 +127,7 @@ TURNS = {
         slips=(
             ('(a["writes"] or b["writes"]) and ', "", "two readers disturb nobody"),
             ('a["writes"] or b', 'a["writes"] and b', "one that writes is enough, if neither knows of the other"),
+            ('a["writes"] or b', 'a["writes"] != b', "two that write are a race, too, if neither knows of the other"),
             ('(a["writes"] or b["writes"]) and', 'a["writes"] or b["writes"] and', "`and` comes before `or`"),
             (" and not knows(a, b)", "", ONE_KNOWS),
             (" and not knows(b, a)", "", ONE_KNOWS),

@@ -12,6 +12,7 @@ TURNS = {
         arguments=as_given,
         cases=listed(
             "warps loader BM BN",
+            (8, 24, 192, 192),  # the sums leave 32 and more of what there is afterwards, and less of what the launch gave
             *((12, 32, 128, 384), (8, 24, 128, 256), (8, 40, 128, 256)),
             (8, 72, 128, 256),  # here a share of a few registers, as of three warps for four, is not rounded away
             *((8, 32, 128, 256), (12, 32, 192, 256), (8, 24, 64, 896), (16, 24, 128, 512)),
@@ -27,6 +28,11 @@ TURNS = {
             (KEPT, "launched", "the loader gives back what it does not keep"),
             (" >= 32", " > 0", SUMS),
             (" >= 32", " > 32", "32 left are enough"),
+            (
+                "mine - BM",
+                "launched - BM",
+                "a multiplying thread has more than at the launch: what it has afterwards counts",
+            ),
             ("mine - BM * BN // (32 * warps) >= 32", "True", SUMS),
         ),
     ),

@@ -29,6 +29,17 @@ TURNS = {
             (PARITY, "(n + 1 + group) % 2", "for two groups that is right: only the first is a phase ahead"),
             (PARITY, "n % 2", "group 0 begins: its turn n comes after phase n − 1, as a fresh barrier says"),
             (PARITY, "(n + 1) % 2", "somebody hands any other group its turn n by completing phase n of its barrier"),
+            (PARITY, "n - 1 if group == 0 else n", "a parity is one bit: the phase modulo 2"),
+            (
+                PARITY,
+                "n % 2 if group == 0 else (n + 1) % 2",
+                "exchanged: it is group 0 whose barrier is a phase behind",
+            ),
+            (
+                PARITY,
+                "(n // GROUPS + 1) % 2 if group == 0 else n // GROUPS % 2",
+                "n counts the turns of this group, and each completes a phase of its own barrier",
+            ),
             ("(group + 1) % GROUPS", "1 - group", "the next one's number is one more; of two groups, 1 - group"),
             ("(group + 1) % GROUPS", "group + 1", "behind the last one comes the first again"),
         ),
