@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.common.checks import same_device
+from kernels.common.lines import folded
 from kernels.common.operator import planners
 from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod, lock
 from kernels.flex_attention.mods.emit import function_of
@@ -252,4 +253,4 @@ def source(score_mod=None, mask_mod=None, *, device=None):
             if look.complete and look.open and look.numbers:
                 text += f"\n\n# Arguments from their second value on: {', '.join(map(repr, look.numbers))}\n"
             texts.append(text)
-    return "\n\n".join(texts)
+    return folded("\n\n".join(texts))
