@@ -3,6 +3,7 @@
 import html
 import re
 
+from kernels.common.lines import WIDTH
 from kernels.lab import recorded
 
 RULES = []
@@ -100,7 +101,8 @@ def timings_are_not_compared(notebook):
 def records_are_the_ones_that_are_there(notebook):
     for cell in code_cells(notebook):
         if "recorded-results" in tags(cell):
-            for name, shown in RECORDED.findall("\n".join(texts(cell))):
+            whole = "\n".join(texts(cell)).replace("\n    ", " ")  # the first line may go on
+            for name, shown in RECORDED.findall(whole):
                 there = recorded(name)["machine"]
                 if shown != there["date"]:
                     yield f"{cell.id}: shows {name} of {shown}, recorded again on {there['date']}: make refresh, and read it"
@@ -117,3 +119,15 @@ def a_folded_output_keeps_its_answer(notebook):
             first = "".join(texts(cell)).partition("\n")[0]
             if ANSWERS.search(first):
                 yield f"{cell.id}: its first line, which JupyterLab shows though it is folded, answers: {first!r}"
+
+
+@rule
+def output_lines_fit(notebook):
+    """Longer lines are broken anywhere, or have to be scrolled. A traceback's are Python's own."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            data = output.get("data", {})
+            shown = output.get("text", "") + ("" if "image/png" in data else data.get("text/plain", ""))
+            for line in shown.splitlines():
+                if len(line) > WIDTH:
+                    yield f"{cell.id}: a line of {len(line)} characters, {line[:40]!r}"
