@@ -10,6 +10,8 @@ import tokenize
 
 WIDTH = 80  # characters
 _WHOLE = re.compile(r"`[^`]{,60}`|[(\[][\d ,x×]{,40}[)\]]|\w+ = [\w.+-]+")  # code, a shape, a size: no line ends inside
+_NAMED = re.compile(r"\s*[\w*`, ]{1,30}: ")  # a docstring's line that begins with what it is about
+_ENDS = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
 _ASSIGNED = re.compile(r"(\s*(?:return|[\w.\[\], ]+? [-+*/|&^]?=) )(.+)")
 
 
@@ -55,44 +57,55 @@ def folded(code: str) -> str:
     if max(map(len, lines)) <= WIDTH:
         return code
     gaps, comments, prose = _read(code)
-    found = []
+    found, paragraph = [], ""
     for number, line in enumerate(lines, 1):
-        if len(line) <= WIDTH:
+        if paragraph or number in prose and len(line) > WIDTH:
+            paragraph += f" {line.lstrip()}" if paragraph else line
+            if len(line) <= WIDTH or prose.get(number + 1) != prose[number] or _apart(line, lines[number]):
+                found.append(wrapped(paragraph, 0))
+                paragraph = ""
+        elif len(line) <= WIDTH:
             found.append(line)
-        elif number in prose:
-            found.append(wrapped(line, 0))
         else:
             found += _commented(line, comments.get(number), gaps.get(number, []))
     return "\n".join(found)
+
+
+def _apart(line: str, following: str) -> bool:
+    """Whether a docstring's line does not go on in the following one."""
+    if _indent(line) != _indent(following) or following.strip() in ("", '"""'):
+        return True
+    return bool(_NAMED.match(following)) or "  " in line.strip()  # as in a table or a formula
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _commented(line: str, comment: int | None, gaps: list) -> list[str]:
     """A line of code, of a comment that begins at this column, or of both."""
     if comment is None:
         return _broken(line, gaps)
-    indent, rest = line[: len(line) - len(line.lstrip())], line[:comment].rstrip()
-    above = _filled(line[comment:].lstrip("# "), f"{indent}# ", f"{indent}#     ")
+    rest = line[:comment].rstrip()
+    above = _filled(line[comment:].lstrip("# "), f"{_indent(line)}# ", f"{_indent(line)}#     ")
     return above + (_broken(rest, gaps) if rest else [])
 
 
 def _broken(line: str, gaps: list) -> list[str]:
     """A line of code in several; gaps: ``(column, depth of brackets)`` of each place where it may end."""
-    indent = line[: len(line) - len(line.lstrip())]
+    assigned = _ASSIGNED.fullmatch(line)
+    later = [(at + 1, depth + 1) for at, depth in gaps if assigned and at > assigned.start(2)]
+    if any(depth == 1 and at <= WIDTH for at, depth in later) and _is_value(assigned[2]):
+        line, gaps = f"{assigned[1]}({assigned[2]})", later
     made, start, prefix = [], 0, ""
-    outermost = min((depth for _, depth in gaps if depth), default=1)
     while len(prefix) + len(line) - start > WIDTH:
-        fit = [gap for gap in gaps if start < gap[0] <= start + WIDTH - len(prefix) + 1]
-        if inside := [gap for gap in fit if gap[1]]:
-            least = min(depth for _, depth in inside)
-            end = max(column for column, depth in inside if depth == least)
-            made.append((prefix + line[start:end]).rstrip())
-            start, prefix = end, indent + "    " * (2 if line.endswith(":") else least - outermost + 1)
-            continue
-        assigned = _ASSIGNED.fullmatch(line)
-        later = [(at + 1, depth + 1) for at, depth in gaps if assigned and at > assigned.start(2)]
-        if made or all(depth > 1 for _, depth in later) or not _is_value(assigned[2]):
+        fit = [gap for gap in gaps if gap[1] > 0 and start < gap[0] <= start + WIDTH - len(prefix) + 1]
+        if not fit:
             break
-        return _broken(f"{assigned[1]}({assigned[2]})", later)
+        least = min(depth for _, depth in fit)
+        end = max(column for column, depth in fit if depth == least)
+        made.append((prefix + line[start:end]).rstrip())
+        start, prefix = end, _indent(line) + "    " * (2 if line.endswith(":") else least)
     return [*made, prefix + line[start:]]
 
 
@@ -104,16 +117,16 @@ def _is_value(text: str) -> bool:
         return False
 
 
-def _read(code: str) -> tuple[dict, dict, set]:
-    """By line: where it may end, and where its comment begins; and the lines of texts between three quotes."""
-    gaps, comments, prose, depth, before = {}, {}, set(), 0, None
+def _read(code: str) -> tuple[dict, dict, dict]:
+    """By line: where it may end, with the depth of brackets there; where its comment begins; the docstring that it is of."""
+    gaps, comments, prose, depth, before = {}, {}, {}, 0, None
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         (row, column), (last, _) = token.start, token.end
         is_sign = token.type == tokenize.OP
         if token.type == tokenize.COMMENT:
             comments[row] = column
-        elif token.type == tokenize.STRING and (last > row or token.string.startswith('"""')):
-            prose |= set(range(row, last + 1))
+        elif token.type == tokenize.STRING and not depth and (before is None or before.type in _ENDS):
+            prose |= dict.fromkeys(range(row, last + 1), row)
         depth -= is_sign and token.string in ")]}"
         if before is not None and before.end[0] == row and before.end[1] < column:
             joins = is_sign or keyword.iskeyword(token.string)

@@ -4,7 +4,7 @@ from numbers import Real
 
 import torch
 
-from kernels.common.lines import wrapped
+from kernels.common.lines import joined, wrapped
 
 
 def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
@@ -28,7 +28,7 @@ def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
     if not isinstance(ratio, Real) or not ratio > 0:
         raise ValueError(f"ratio is {ratio!r}: it must be a positive number")
     difference, agreement = _verdict(ours, reference, ratio)
-    print(wrapped(f"{name:<10} {'DIFFERS' if difference else 'ok     '} {difference or agreement}"))
+    print(wrapped(f"{name:<10} {'DIFFERS' if difference else 'ok     '} {difference or joined('.+', agreement)}"))
     return not difference
 
 
