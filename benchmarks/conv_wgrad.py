@@ -125,7 +125,7 @@ def measure(case, machine, rounds):
         "dtype": "bfloat16",
         "variant": variant(case),
         "timed": how,
-        "explained": conv2d_wgrad.explain(x, dy, g.R, g.S, g.stride, g.padding, g.dilation, g.groups),
+        "explained": harness.explained(conv2d_wgrad, x, dy, g.R, g.S, g.stride, g.padding, g.dilation, g.groups),
         "ours_ms": round(ms["ours"], 4),
         "bytes": moved,
         "flops": flops,

@@ -18,6 +18,7 @@ import triton
 from tqdm import tqdm
 
 from kernels import runtime
+from kernels.common.lines import unbroken
 
 RESULTS = Path(__file__).parent / "results"
 CASE_S = 150  # a case that takes longer than this hangs
@@ -152,6 +153,12 @@ def relative_error(ours, reference):
     """Root-mean-square error over root-mean-square of the reference, in float64."""
     ours, reference = ours.double(), reference.double()
     return ((ours - reference).norm() / reference.norm()).item()
+
+
+def explained(operator, *args, **kwargs):
+    """What an operator's ``explain`` says, each of its lines whole."""
+    with unbroken():
+        return operator.explain(*args, **kwargs)
 
 
 def about():

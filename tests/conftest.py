@@ -12,6 +12,7 @@ import torch
 from kernels import runtime  # before triton, whose mode it chooses
 from kernels.common import checks
 from kernels.common import operator as plan
+from kernels.common.lines import unbroken
 from kernels.lab.source import readable
 
 import triton  # isort: skip
@@ -72,6 +73,13 @@ def uninitialized_memory_is_nan(request):
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def lines_stay_whole():
+    """Tests hold what is printed, and not where its lines are broken; that is ``test_lines``'s."""
+    with unbroken():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,9 @@ import contextlib
 import io
 import re
 from pathlib import Path
+from unittest import mock
 
+from kernels.common import lines
 from kernels.lab.source import readable
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -23,7 +25,7 @@ def outputs(page: str):
         stated = after[2] if after and after[1] == "text" and not text[block.end() : after.start()].strip() else ""
         file = f"/docs/{page}/{block.start()}.py"  # Triton and the model read a kernel's source again
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), mock.patch.object(lines, "WIDTH", 80):
             exec(readable(code, file), namespace)
         yield code, stated, printed.getvalue()
 

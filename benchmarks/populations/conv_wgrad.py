@@ -3,6 +3,7 @@
 import torch
 
 from benchmarks import conv_wgrad as bench
+from benchmarks import harness
 from benchmarks.populations import population
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad
@@ -115,7 +116,7 @@ def measure(case, machine, rounds):
 
 def explained(x, dy, g):
     """What ``explain`` says was chosen, without all that was not."""
-    return conv2d_wgrad.explain(x, dy, *arguments_of(g)).partition("\n")[0]
+    return harness.explained(conv2d_wgrad, x, dy, *arguments_of(g)).partition("\n")[0]
 
 
 def launches(layer, N):

@@ -358,7 +358,9 @@ def measure(case, machine, rounds):
 def explained(layer, q, k, v):
     """What ours runs, in words."""
     score_mod, block_mask = mods_of(layer)
-    return flex_attention.explain(q, k, v, score_mod, block_mask, enable_gqa=q.shape[1] != k.shape[1])
+    return harness.explained(
+        flex_attention, q, k, v, score_mod, block_mask, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def launches(layer, peer):

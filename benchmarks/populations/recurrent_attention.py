@@ -82,7 +82,7 @@ def measure(case, machine, rounds):
                 "shape": layer,
                 "dtype": "bfloat16",
                 "timed": how["ours"],
-                "explained": recurrent_attention.explain(**given),
+                "explained": harness.explained(recurrent_attention, **given),
                 "ours_ms": round(ms["ours"], 5),
                 "bytes": moved,
                 "flops": flops,

@@ -24,6 +24,7 @@ from kernels.check.guard import guarded
 from kernels.check.guard import line_first as _line_first
 from kernels.check.lessons import check_kernel as _check_kernel
 from kernels.check.lessons import verdict as _verdict
+from kernels.check.say import say as _say
 from kernels.check.your_kernel import your_kernel
 
 #: Module of the exercises -> check -> what it asks for. A module is imported at its first use, and with it the references
@@ -98,7 +99,7 @@ def step(name: str, *answer) -> None:
     so is a kernel that Triton's interpreter takes and a GPU's compiler does not;
     ``ValueError`` for a name that no lesson has.
     """
-    print(_verdict(name, *answer))
+    _say(_verdict(name, *answer))
 
 
 def kernel(name: str, kernel, launcher):

@@ -7,6 +7,7 @@ import torch
 from kernels.check.cases import Case, Output
 from kernels.check.explanations import explain
 from kernels.check.framework import Draw, Exercise
+from kernels.check.say import say
 
 
 def derivation(exercise: Exercise, fn: Callable, seed: int | None = 0) -> bool:
@@ -22,9 +23,9 @@ def derivation(exercise: Exercise, fn: Callable, seed: int | None = 0) -> bool:
                 continue  # what memory holds, and how it is rounded, is the kernel's business
             said, cases = _wrong(exercise, fn, case), cases + 1
             if said:
-                print(f"{'missing' if said.startswith('the function returns nothing') else 'not yet'}: {said}")
+                say(f"{'missing' if said.startswith('the function returns nothing') else 'not yet'}: {said}")
                 return False
-    print(f"right: the formula gives autograd's {case.outs[0].name} in all of {cases} cases.")
+    say(f"right: the formula gives autograd's {case.outs[0].name} in all of {cases} cases.")
     return True
 
 

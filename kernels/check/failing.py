@@ -6,6 +6,7 @@ import torch
 
 from kernels.check.cases import Case, Failed
 from kernels.check.submission import Submission
+from kernels.common.lines import wrapped
 
 _last: dict[str, "Failing"] = {}
 
@@ -44,7 +45,7 @@ class Looked:
             at = f", the first at {first[0]}" if first else ""
             said = f"{int(bad.sum())} of {bad.numel()} elements wrong{at}"
             lines.append(f"{name:<8} got, expected, wrong, stored {_shape(bad)}: {said}")
-        return "\n".join(lines)
+        return wrapped("\n".join(lines))
 
 
 def _shape(values: torch.Tensor) -> str:

@@ -32,6 +32,7 @@ from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
 from kernels.check.explanations import COLLIDE, RACE, SLOW
 from kernels.check.failing import Failing, remember
+from kernels.check.say import say
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
 from kernels.check.tensors import NAN, Draw, Fenced, Size, one_thread
@@ -192,18 +193,18 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdic
     """
     verdicts, (seed, grading) = asked(verdicts), seeded(seed, grading)
     if why := exercise.not_here():
-        print(f"not verified on this machine: {why}")
+        say(f"not verified on this machine: {why}")
         return 0
     if fn is None:
-        print(f"missing: {exercise.missing}")
+        say(f"missing: {exercise.missing}")
         most = sum(points for name, points in exercise.worth.items() if name in verdicts)
-        print(f"{exercise.name}: 0 of {most} {exercise.unit}")
+        say(f"{exercise.name}: 0 of {most} {exercise.unit}")
         return 0
     if not isinstance(fn, Submission) and not callable(fn):
-        print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
+        say(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
         return 0
     if not isinstance(fn, Submission) and (broken := broken_since(fn)):
-        print(f"{exercise.name}: {broken}")
+        say(f"{exercise.name}: {broken}")
         return 0
     submission = exercise.submission(fn)
     with warnings.catch_warnings(), one_thread():
@@ -215,14 +216,14 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdic
                 getattr(report, verdict)()
     report.progress.clear()
     worth = {name: points for name, points in exercise.worth.items() if name in verdicts}
-    parts = ", ".join(f"{name} {report.earned.get(name, 0)} of {points}" for name, points in worth.items())
+    parts = ", ".join(f"{name} {report.earned.get(name, 0)}/{points}" for name, points in worth.items())
     several = f" ({parts})" if len(worth) > 1 and not report.missing and exercise.unit == "points" else ""
     drawn = f" (graded with seed {seed})" if grading else ""
     earned = sum(report.earned.values())
-    print(f"{exercise.name}: {earned} of {sum(worth.values())} {exercise.unit}{several}{drawn}")
+    say(f"{exercise.name}: {earned} of {sum(worth.values())} {exercise.unit}{several}{drawn}")
     if report.failing and not grading:
         remember(report.failing)
-        print(f'A look at the numbers: check.case("{next(iter(report.failing))}")')
+        say(f'A look at the numbers: check.case("{next(iter(report.failing))}")')
     return earned
 
 
@@ -321,7 +322,7 @@ class Report:
     def say(self, line: str) -> None:
         """Print a line of the report."""
         self.progress.clear()
-        print(line)
+        say(line)
 
     def passed(self, name: str, points: int) -> None:
         """The line of something that holds."""

@@ -10,6 +10,7 @@ from triton.runtime.errors import InterpreterError
 from kernels.check import watch
 from kernels.check.experiments import without_other
 from kernels.check.explanations import explain, explain_race, explain_slow
+from kernels.check.say import say
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import trace
 
@@ -34,10 +35,10 @@ def guarded(*, given: tuple[str, ...] = ()):
         except Exception as raised:
             _say(explain(raised, given))
     for sentence in (*out_of_bounds(recorded), *races(recorded)):
-        print(sentence)
+        say(sentence, 4)
     lines = [line for launch in recorded.launches if launch.spoilt for line in launch.undefined]
     if lines:
-        print(f"{without_other(list(dict.fromkeys(lines)))}: hence the nan in the result.")
+        say(f"{without_other(list(dict.fromkeys(lines)))}: hence the nan in the result.", 4)
 
 
 def line_first() -> None:
@@ -58,7 +59,7 @@ def line_first() -> None:
 
 
 def _say(explained: tuple[str, str]) -> None:
-    print(f"{explained[0]}: {explained[1]}.")
+    say(f"{explained[0]}: {explained[1]}.", 4)
 
 
 def out_of_bounds(recorded: Trace) -> list[str]:

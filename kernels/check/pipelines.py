@@ -4,6 +4,7 @@ A kernel must come to its end with the right numbers, and nothing may be found i
 is wrong is the model's own finding: which partition, which line, which barrier; and the step of the lesson that explains it.
 """
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kernels.check.compiling import compiled, refusal
 from kernels.check.experiments import Finding
 from kernels.check.explanations import explain
 from kernels.check.framework import Draw, Exercise, Property, Report
+from kernels.check.say import say
 from kernels.lab.compile_report import CompileError, prepare
 
 #: What each kind of finding of the model usually means, and the lesson and its step to read again.
@@ -142,7 +144,7 @@ class OnModel(Report):
                 self.say(f'FAILED  {item.name}: {wrong.where}, as in "{seen[wrong.where]}".')
             else:
                 self.say(f"FAILED  {item.name}: {wrong.where}, {wrong.amount}: {wrong.cause}. {wrong.lesson}.")
-                print("".join(f"        {line}\n" for line in wrong.story.splitlines()), end="")
+                say(textwrap.indent(wrong.story, " " * 8), 4)
                 seen[wrong.where] = item.name
 
     def compiles(self) -> None:

@@ -9,6 +9,7 @@ from kernels import runtime
 from kernels.check.costs import cost
 from kernels.check.framework import VERDICTS, Case, Cheap, Compiles, Exercise, Output, Property, Tier, asked
 from kernels.check.framework import check as _check
+from kernels.check.say import say
 from kernels.check.submission import Submission
 from kernels.check.tensors import Draw, Fenced
 from kernels.lab import _triton_private
@@ -197,7 +198,7 @@ def your_kernel(
         (call,) = costed(Draw(f"{seed}, cost", False))
         found = cost(limits, call, call.traced(Submission(fn)).launches)
         said = f"loads ask for {found.read:.3g} times the inputs' bytes, stores write {found.written:.3g} times the outputs'"
-        print(f"not judged: cheap ({said}; cheap=({found.read:.3g}, {found.written:.3g}) holds it to that)")
+        say(f"not judged: cheap ({said}; cheap=({found.read:.3g}, {found.written:.3g}) holds it to that)")
     return good
 
 

@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from kernels import runtime
 from kernels.common import torch_private as private
+from kernels.common.lines import wrapped
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -308,7 +309,7 @@ def _device_of_modes():
 def explains(function):
     """Makes the decorated function ``function.explain``: called with the same arguments, which it gets by name, all of them.
 
-    It checks them as ``function`` does, and returns what that would run, and why, as text.
+    It checks them as ``function`` does, and returns what that would run, and why, as text whose lines fit.
     """
     signature = inspect.signature(function)
 
@@ -319,7 +320,7 @@ def explains(function):
             bound.apply_defaults()
             casts = getattr(function, "casts", ())
             bound.arguments |= zip(casts, autocast(*[bound.arguments[n] for n in casts])) if casts else ()
-            return explain(**bound.arguments)
+            return wrapped(explain(**bound.arguments))
 
         call.__signature__ = signature.replace(return_annotation=str)
         function.explain = call

@@ -208,8 +208,8 @@ def _blocks(p, block_mask):
     blocks = [0 if t is None else int(t.sum()) for t in (block_mask.kv_num_blocks, block_mask.full_kv_num_blocks)]
     total = block_mask.kv_num_blocks.numel() * -(-p.N // block_mask.BLOCK_SIZE[1])
     return (
-        f"mask: of {total} blocks {blocks[1]} are full (no mask code), {blocks[0]} partial (the mask mod runs), "
-        f"{total - sum(blocks)} are skipped"
+        f"mask: {total} blocks, {blocks[1]} full (no mask code), {blocks[0]} partial (mask mod runs), "
+        f"{total - sum(blocks)} skipped"
     )
 
 

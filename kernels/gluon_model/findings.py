@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from kernels.common.lines import wrapped
 from kernels.gluon_model.source import Place
 
 #: What each kind of finding means.
@@ -44,6 +45,11 @@ class Finding:
     count: int = 1
 
     def __str__(self) -> str:
+        return wrapped(self.text)
+
+    @property
+    def text(self) -> str:
+        """All of it, in lines as long as they are."""
         again = "" if self.count == 1 else f"\n  ({self.count - 1} more of this kind at the same lines.)"
         return f"{self.kind}: {self.message}{again}"
 

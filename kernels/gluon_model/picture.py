@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from kernels.common.lines import wrapped
 from kernels.lab import style
 
 #: What a partition does at a step: the event, its letter, its fill, its meaning.
@@ -299,7 +300,7 @@ def _state(track: Track, step: int) -> str:
         now = [s[2] for s in track.shown(states, len(track.columns)) if s[0] <= step < s[1]]
         order = ("reading", "filling", "full")
         lines.append(f"    {name}: " + (STATES[min(now, key=order.index)][2] if now else "not filled yet"))
-    return "\n".join(lines)
+    return wrapped("\n".join(lines))
 
 
 def _wanted(event) -> str:

@@ -14,6 +14,7 @@ import torch
 from triton.experimental.gluon import GluonJITFunction
 from triton.runtime.jit import JITFunction
 
+from kernels.common.lines import wrapped
 from kernels.gluon_model.engines import Descriptor
 from kernels.gluon_model.findings import Finding, Findings
 from kernels.gluon_model.machine import Machine
@@ -60,9 +61,10 @@ class Result:
     def __str__(self) -> str:
         title = f"{self.kernel}, {self.launched}, schedule {self.schedule}: "
         if self.ok:
-            return title + "no finding."
+            return wrapped(title + "no finding.")
         count = f"{len(self.findings)} finding{'s' if len(self.findings) != 1 else ''}"
-        return "\n\n".join([title + count, *(f"{n}. {finding}" for n, finding in enumerate(self.findings, 1))])
+        told = (f"{n}. {finding.text}" for n, finding in enumerate(self.findings, 1))
+        return wrapped("\n\n".join([title + count, *told]))
 
     def _repr_pretty_(self, printer, cycle) -> None:
         printer.text(str(self))
@@ -119,16 +121,16 @@ class Sweep:
         first = next(iter(self.results.values()))
         title = f"{first.kernel}, {first.launched}, {len(self.results)} schedules: "
         if self.ok:
-            return title + "no finding, the same bits under each."
+            return wrapped(title + "no finding, same bits.")
         lines = [title + f"{len(self.findings)} findings"]
         for finding in self.findings:
             names = [n for n, result in self.results.items() if any(_same(f, finding) for f in result.findings)]
             lines.append(
-                f"{finding}\n  Found under {'every schedule' if len(names) == len(self.results) else ', '.join(names)}."
+                f"{finding.text}\n  Found under {'every schedule' if len(names) == len(self.results) else ', '.join(names)}."
             )
         if self.same is False:
             lines.append("The schedules do not leave the same numbers.")
-        return "\n\n".join(lines)
+        return wrapped("\n\n".join(lines))
 
     def _repr_pretty_(self, printer, cycle) -> None:
         printer.text(str(self))

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernels.common.lines import wrapped
+
 SECTOR_BYTES = 32  # the unit in which an NVIDIA GPU moves data between L2, L1 and DRAM
 
 
@@ -207,14 +209,7 @@ class Launch:
 
     def table(self) -> None:
         """Print what the launch requests of each tensor, beside the floor."""
-        head = (
-            "tensor",
-            "access",
-            "requested bytes",
-            "in 32-byte sectors",
-            "floor (unique bytes)",
-            "requested / floor",
-        )
+        head = ("tensor", "access", "requested", "in 32-byte sectors", "floor", "ratio")
         rows = []
         for name in self.operands:
             for kind, write in (("read", False), ("written", True)):
@@ -228,7 +223,7 @@ class Launch:
                 name,
                 kind,
                 f"{requested:,}",
-                f"{sectors:,} = {sectors * SECTOR_BYTES:,} bytes",
+                f"{sectors:,} = {sectors * SECTOR_BYTES:,}",
                 f"{floor:,}",
                 _times(requested, floor),
             )
@@ -236,12 +231,13 @@ class Launch:
         ]
         widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
         grid = " × ".join(map(str, self.grid))
-        print(f"{self.kernel}, grid {grid}: what its programs request (not DRAM traffic: caches serve repeats)")
+        what = "bytes that its programs request, beside the floor, each byte once (not DRAM traffic: caches serve repeats)"
+        print(wrapped(f"{self.kernel}, grid {grid}: {what}"))
         for line in (head, *lines):
             left, right = line[:2], line[2:]
             cells = [f"{c:<{w}}" for c, w in zip(left, widths, strict=False)]
             cells += [f"{c:>{w}}" for c, w in zip(right, widths[2:], strict=True)]
-            print("  ".join(cells).rstrip())
+            print(wrapped("  ".join(cells).rstrip()))
         if self.outside():
             print(f"{len(self.outside())} accesses reach outside their tensor: see outside()")
 
@@ -344,7 +340,7 @@ class Trace:
             one.table()
         if launch is None and len(self.launches) > 1:
             requested, floor = (sum(counts.values()) for counts in (self.requested_bytes, self.unique_bytes))
-            print(f"{len(self.launches)} launches: {requested:,} bytes requested, the floors come to {floor:,}")
+            print(wrapped(f"{len(self.launches)} launches: {requested:,} bytes requested, the floors come to {floor:,}"))
 
     def picture(self, name: str, *, launch: int = 0, program=None, index=None, axes=None, alt=None):
         """See ``Launch.picture``."""

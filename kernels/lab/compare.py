@@ -4,6 +4,8 @@ from numbers import Real
 
 import torch
 
+from kernels.common.lines import joined, wrapped
+
 
 def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
     """Print and return whether ‖ours − reference‖ ≤ ratio · ‖reference‖, computed in float64.
@@ -26,7 +28,7 @@ def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
     if not isinstance(ratio, Real) or not ratio > 0:
         raise ValueError(f"ratio is {ratio!r}: it must be a positive number")
     difference, agreement = _verdict(ours, reference, ratio)
-    print(f"{name:<10} {'DIFFERS' if difference else 'ok     '} {difference or agreement}")
+    print(wrapped(f"{name:<10} {'DIFFERS' if difference else 'ok     '} {difference or joined('.+', agreement)}"))
     return not difference
 
 
@@ -42,7 +44,7 @@ def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
         return f"shape {tuple(ours.shape)}, expected {tuple(reference.shape)}", ""
     if (ours.is_floating_point(), ours.is_complex()) != (reference.is_floating_point(), reference.is_complex()):
         return f"dtype {ours.dtype}, expected {reference.dtype}", ""
-    shape = f"shape {tuple(reference.shape)}"
+    shape = str(tuple(reference.shape))
     if ours.is_complex():  # as pairs of numbers; the last index of an element says which
         ours, reference = (torch.view_as_real(t.detach().resolve_conj()) for t in (ours, reference))
     if reference.numel() == 0:
@@ -67,9 +69,9 @@ def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
         got, expected = where.partition(": got ")[2].split(", expected ")
         if got == expected:
             relative = (error.norm() / torch.where(infinite, 0.0, reference).norm()).item()
-            where += f", a relative RMS error of {relative:.0e} (ratio={ratio:g} lets less pass)"
+            where += f", a relative error of {relative:.0e} (ratio={ratio:g} lets less pass)"
         return where, ""
-    return "", f"{shape}, relative RMS error below {ratio:g}"
+    return "", f"{shape}, relative error below {ratio:g}"
 
 
 def _unfit(tensor: torch.Tensor) -> str:

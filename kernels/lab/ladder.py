@@ -3,6 +3,7 @@ and the limit; and its sweeps over what the lesson predicted."""
 
 from collections.abc import Callable
 
+from kernels.common.lines import joined, wrapped
 from kernels.lab.law import Prediction
 from kernels.lab.roofline import recorded
 
@@ -81,15 +82,30 @@ def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Predict
     if predicted:
         words = [f"{row['rung']} {_beside(row['ms'], predicted[row['rung']])}" for row in rungs if row["rung"] in predicted]
         figure.alt += f" Upright marks are predictions: {'; '.join(words)}."
-    print(f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
-    width = max(len(row["rung"]) for row in rungs)
-    for row in rungs:
-        share = row["fraction_of_limit"]
-        share = f"{share:.2f}" if share >= 0.0095 else f"{share:.1g}"
-        line = f"{row['rung']:<{width}}  {_ms(row['ms']):>9}  {_times(first / row['ms']):>6}  {share:>6} of the limit"
-        made = predicted.get(row["rung"])
-        print(f"{line}  {_beside(row['ms'], made)}: {made.by}" if made else line)
+    print(wrapped(f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}"))
+    head = ("", "ms", "speed", "share", *(("predicted", "off", "by") if predicted else _UNPREDICTED))
+    rows = [head, *(_columns(row, first, predicted.get(row["rung"])) for row in rungs)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for rung, *numbers, by in rows:
+        cells = [f"{rung:<{widths[0]}}", *(f"{number:>{width}}" for number, width in zip(numbers, widths[1:]))]
+        print(wrapped("  ".join([*cells, joined(".+", by)]).rstrip()))
     return figure
+
+
+_UNPREDICTED = ("", "", "")
+
+
+
+
+def _columns(row: dict, first: float, made: Prediction | None) -> tuple[str, ...]:
+    """A rung, its time, how many times the first one's speed and which share of the limit's; then what was predicted."""
+    share = row["fraction_of_limit"]
+    share = f"{share:.2f}" if share >= 0.0095 else f"{share:.1g}"
+    own = row["rung"], _number(row["ms"]), _times(first / row["ms"]), share
+    if made is None:
+        return *own, *_UNPREDICTED
+    off = _off(row["ms"], made)
+    return *own, _number(1e3 * made.seconds), _times(off) if off > MISS else "", made.by
 
 
 def sweep(
@@ -201,6 +217,10 @@ def _look(style, series: int) -> dict:
 
 def _ms(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1e3:.3g} s"
+
+
+def _number(ms: float) -> str:
+    return f"{ms:.3g}" if ms < 1000 else f"{ms:,.0f}"
 
 
 def _times(factor: float) -> str:

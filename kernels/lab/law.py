@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
 
+from kernels.common.lines import joined, wrapped
 from kernels.lab.machine_record import SECTOR, numbers_of
 from kernels.lab.roofline import recorded
 
@@ -71,14 +72,14 @@ def predict(
     record = _of_its_machine(recorded(machine))
     known, steps = rates(record), _steps(chain)
     found = law(known, steps, **amounts)
-    print(f"{record['machine']['gpu']}, {record['machine']['date']}")
+    print(_about(record))
     figures = {
         known[name].resource: f"{amount:,.0f} at {known[name].figure}" for name, amount in amounts.items() if amount
     }
     figures["chain"] = " + ".join(f"{count:,} steps of {ns:,.4g} ns" for count, ns in steps)
     for resource, seconds in found.times.items():
-        print(f"{resource:<18}{_milliseconds(seconds):>9} ms  {figures[resource]}")
-    print(f"{'predicted':<18}{_milliseconds(found.seconds):>9} ms  {found.by}")
+        print(_line(resource, seconds, figures[resource]))
+    print(_line("predicted", found.seconds, found.by))
     return found
 
 
@@ -113,22 +114,21 @@ def rates(record: dict) -> dict[str, Rate]:
     known = numbers_of(record)
     count, clock = known["multiprocessors"], known["ghz"] * 1e9
     peak = known["tensor_tflop_per_s"] * 1e12
-    vendor = f"a clock on each of {count} multiprocessors at {known['ghz']} GHz, by the vendor's guide"
     found = {
         "bytes": ("distinct bytes", known["dram_tb_per_s"] * 1e12, f"{known['dram_tb_per_s']} TB/s, a large copy"),
         "sectors": ("requested sectors", known["l2_tb_per_s"] * 1e12 / SECTOR, f"{known['l2_tb_per_s']} TB/s, from L2"),
-        "turns": ("banks", TURNS * count * clock, f"{TURNS} {vendor}"),
+        "turns": ("banks", TURNS * count * clock, f"{TURNS} a clock each, vendor's guide"),
         "instructions": (
             "issue slots",
             known["instructions_per_s"],
-            f"{known['instructions_per_s'] / count / clock:.2f} a clock on each multiprocessor, multiply-adds",
+            f"{known['instructions_per_s'] / count / clock:.2f} a clock each, multiply-adds",
         ),
-        "special_functions": ("special functions", SPECIAL_FUNCTIONS * count * clock, f"{SPECIAL_FUNCTIONS} {vendor}"),
-        "products": (
-            "products",
-            peak,
-            f"{peak / 1e12:.0f} TFLOP/s, {peak / count / clock:,.0f} a clock of {known['ghz']} GHz on each multiprocessor",
+        "special_functions": (
+            "special functions",
+            SPECIAL_FUNCTIONS * count * clock,
+            f"{SPECIAL_FUNCTIONS} a clock each, vendor's guide",
         ),
+        "products": ("products", peak, f"{peak / 1e12:.0f} TFLOP/s, {peak / count / clock:,.0f} a clock each"),
         "programs": (
             "programs",
             count / known["program_ns"] * 1e9,
@@ -155,5 +155,16 @@ def _steps(chain) -> list[tuple[float, float]]:
     return pairs
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}"
+def _about(record: dict) -> str:
+    """The machine, whose multiprocessors' own rates are those of ``each``, and the date of the record."""
+    machine, own = record["machine"], ""
+    if "device" in record:
+        known = numbers_of(record)
+        own = f"{known['multiprocessors']} multiprocessors at {known['ghz']} GHz, "
+    return f"{machine['gpu']}, {own}{machine['date']}"
+
+
+def _line(resource: str, seconds: float, why: str) -> str:
+    """A resource, its time and what that is made of, in columns."""
+    line = f"{resource:<18}{1e3 * seconds:>7.3g} ms  "
+    return wrapped(line + joined(r"\S+ steps of \S+ ns( \+)?|\S+ a clock each", why), len(line))

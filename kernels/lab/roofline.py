@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from kernels import runtime
+from kernels.common import lines
+from kernels.common.lines import joined, wrapped
 
 #: What a row's speed is recorded as a fraction of: the ceiling of what moves data, or of what multiplies matrices.
 CEILINGS = {"fraction_of_copy": "the copy rate", "fraction_of_matmul": "a matrix product's rate"}
@@ -97,7 +99,7 @@ def roofline(
     if at_best:
         label, _, flops, nbytes = point
         where = f"{at_best.seconds * 1e6:.3g} µs at the {_BOUNDS[at_best.by]} of {machine['gpu']}"
-        print(f"{label}: {flops / nbytes:.3g} FLOP/byte, {where}")
+        print(wrapped(f"{label}: {flops / nbytes:.3g} FLOP/byte, {where}"))
     return figure
 
 
@@ -265,13 +267,25 @@ def _title(record: dict) -> str:
 
 
 def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:
-    """The chosen rows as text: how near the ceiling, or else each its own, and how much faster than each peer."""
-    print(_title(record))
-    width = max(len(_describe(row)) for row in rows)
+    """The chosen rows as text: how near the ceiling, or else each its own, and how much faster than each peer.
+
+    A row is one line where all of them fit, else what was measured stands below what it was measured of.
+    """
+    print(wrapped(_title(record)))
+    names = [_describe(row) for row in rows]
+    speeds = []
     for row in rows:
-        peers = "".join(f", {peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"])
         field = ceiling or _ceiling([row])
-        print(f"{_describe(row):<{width}}  {_short(row[field])} of {CEILINGS[field]}{peers}")
+        found = [f"{_short(row[field])} of {CEILINGS[field]}"]
+        found += [f"{peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"]]
+        speeds.append(", ".join(joined(".+", one) for one in found))
+    width, most = (max(map(len, texts)) for texts in (names, speeds))
+    for name, speed in zip(names, speeds, strict=True):
+        if width + 2 + most <= lines.WIDTH:
+            print(f"{name:<{width}}  {speed}".replace("\xa0", " "))
+        else:
+            print(wrapped(name, 8))
+            print(wrapped(f"    {speed}", 0))
 
 
 def _roofline_words(copy: float, peak: float, series: dict, ordinary: float | None = None) -> str:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read add
 def test_a_right_answer_earns_every_point_and_says_so(softmax, capsys):
     assert check.row_softmax(softmax()) == 15
     printed = capsys.readouterr()
-    assert printed.out.endswith("row_softmax: 15 of 15 points (right 10 of 10, compiles 2 of 2, cheap 3 of 3)\n")
+    assert printed.out.endswith("row_softmax: 15 of 15 points (right 10/10, compiles 2/2, cheap 3/3)\n")
     assert printed.out.count("passed  ") == 13
     assert printed.err == ""  # nbgrader takes anything there for a failure
 
@@ -207,7 +207,7 @@ def test_each_verdict_has_its_own_points(softmax, capsys):
     assert "`total` is a number, int32, before the loop and a float32 block [4096] after a step" in out
     assert "FAILED  compiles: no GPU can run kernel, the compiler says: Loop-carried variable total" in out
     assert "at `for _ in range(0, N, BLOCK_N):`" in out
-    assert out.endswith("row_softmax: 13 of 15 points (right 10 of 10, compiles 0 of 2, cheap 3 of 3)\n")
+    assert out.endswith("row_softmax: 13 of 15 points (right 10/10, compiles 0/2, cheap 3/3)\n")
 
 
 def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):

@@ -136,7 +136,7 @@ def test_unwritten_the_lesson_goes_on_with_its_own(lesson, capsys):
     names = executed(lesson)
     said = capsys.readouterr().out
     assert (
-        "attend_kernel: not written yet (line 13 of the cell still has `...`). The lesson goes on with its own.\n"
+        "attend_kernel: not written yet (line 13 of the cell still has `...`).\nThe lesson goes on with its own.\n"
         in said
     )
     assert names["attend_kernel"] is sys.modules["kernels.lessons.lesson_90"].attend_kernel

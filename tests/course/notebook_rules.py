@@ -3,6 +3,7 @@
 import html
 import re
 
+from kernels.common.lines import WIDTH
 from kernels.lab import recorded
 
 RULES = []
@@ -102,7 +103,8 @@ def timings_are_not_compared(notebook):
 def records_are_the_ones_that_are_there(notebook):
     for cell in code_cells(notebook):
         if "recorded-results" in tags(cell):
-            for name, shown in RECORDED.findall("\n".join(texts(cell))):
+            whole = "\n".join(texts(cell)).replace("\n    ", " ")  # the first line may go on
+            for name, shown in RECORDED.findall(whole):
                 there = recorded(name)["machine"]
                 if shown != there["date"]:
                     yield f"{cell.id}: shows {name} of {shown}, recorded again on {there['date']}: make refresh, and read it"
@@ -143,3 +145,15 @@ def a_prediction_is_not_answered_unasked(notebook):
                 yield f"{cells[i].id}: it answers {cell.id}, and no heading `#### ` stands right above it"
             if not any("<details>" in words.source for words in cells[i:end] if words.cell_type == "markdown"):
                 yield f"{cells[i].id}: it answers {cell.id}, and no words in `<details>` follow it before the next heading"
+
+
+@rule
+def output_lines_fit(notebook):
+    """Longer lines are broken anywhere, or have to be scrolled. A traceback's are Python's own."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            data = output.get("data", {})
+            shown = output.get("text", "") + ("" if "image/png" in data else data.get("text/plain", ""))
+            for line in shown.splitlines():
+                if len(line) > WIDTH:
+                    yield f"{cell.id}: a line of {len(line)} characters, {line[:40]!r}"

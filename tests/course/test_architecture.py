@@ -2,6 +2,7 @@
 
 notebooks, lessons → lab, check, gluon_model, lessons, operators;  check → lab, gluon_model, reference.py of the rooms;
 gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
+lab, check, gluon_model, benchmarks → common.lines (how long a line of text may be);
 runtime → _low_precision, _triton_interpreter, _triton_mode;  lab's private names → _low_precision;
 benchmarks → operators, lessons, lab.roofline, and the tuner → common.configs, whose tables it writes.
 """
@@ -69,6 +70,8 @@ def may(importer: str, imported: str) -> bool:
     top, *rest = importer.split(".")
     if top == "notebooks":
         return part in (*ROOMS, *INSTRUMENTS, "lessons") and not any(p.startswith("_") for p in imported.split("."))
+    if imported == "kernels.common.lines" and (top == "benchmarks" or rest and rest[0] in INSTRUMENTS):
+        return True
     if top == "benchmarks":
         writers = ("benchmarks.tune", "benchmarks.dynamic_conv_cost", "benchmarks.dynamic_conv_tiles")
         if importer in writers and imported == "kernels.common.configs":
@@ -123,6 +126,7 @@ def test_a_notebook_imports_the_lab_and_the_operators(path):
         ("kernels.runtime", "kernels._triton_interpreter", True),
         ("kernels.lab.trace", "kernels._triton_interpreter", False),
         ("kernels.lab.trace", "kernels.common.operator", False),
+        ("kernels.lab.trace", "kernels.common.lines", True),
         ("kernels.lab.trace", "kernels.dynamic_conv.reference", False),
         ("kernels.check.framework", "kernels.dynamic_conv.reference", True),
         ("kernels.check.framework", "kernels.dynamic_conv", False),

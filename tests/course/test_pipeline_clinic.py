@@ -136,7 +136,7 @@ def test_what_is_no_kernel_is_explained():
 @needs_the_model
 def test_a_grade_prints_its_seed(notebook):
     points, text = printed(check.mended_halves, notebook["mended_halves"], seed=5, grading=True)
-    assert points == 15 and text.endswith("cheap 3 of 3) (graded with seed 5)\n")
+    assert points == 15 and text.endswith("cheap 3/3) (graded with seed 5)\n")
 
 
 def test_without_the_model_nothing_is_verified(monkeypatch):

@@ -219,6 +219,6 @@ def test_torchs_mask_of_everything_is_of_any_length():
 def test_explain_counts_what_is_skipped():
     q = torch.randn(1, 1, 64, 16, device=runtime.device)
     text = flex_attention.explain(q, q, q, block_mask=causal_block_mask(64, BLOCK_SIZE=16))
-    assert "of 16 blocks 6 are full (no mask code), 4 partial (the mask mod runs), 6 are skipped" in text
+    assert "16 blocks, 6 full (no mask code), 4 partial (mask mod runs), 6 skipped" in text
     assert "no code runs" in text and "mask: none" in flex_attention.explain(q, q, q)
     assert "score mod runs" in flex_attention.explain(q, q, q, mods.softcap(2.0))

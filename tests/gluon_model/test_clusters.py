@@ -76,7 +76,7 @@ def test_a_ring_of_two_ctas_under_every_schedule():
     sweep, right = ring(run=gluon_model.check_all_schedules)
     assert sweep.ok and right, str(sweep)
     assert str(sweep) == (
-        "weighted_rows, grid 1 in clusters of 2 CTAs, 5 schedules: no finding, the same bits under each."
+        "weighted_rows, grid 1 in clusters of 2 CTAs, 5 schedules: no finding, same bits."
     )
     assert ring(steps=1)[0].ok and ring(steps=2, stages=3)[0].ok
 

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kernels import runtime
+from kernels.common import lines
 from kernels.lab import bars, measure, recorded, roofline
 from kernels.lab import roofline as roofline_function
 
@@ -79,6 +80,21 @@ def test_points_and_roof(results, capsys):
         "forward   B8 T4096 D2048 W2  bfloat16  plain  1.00 of the copy rate, 2.00× torch.compile",
         "backward  B8 T4096 D2048 W4  bfloat16  plain  0.50 of the copy rate, 2.00× torch.compile",
     ]
+
+
+def test_rows_that_do_not_all_fit_have_their_speeds_below_them(results, capsys, monkeypatch):
+    monkeypatch.setattr(lines, "WIDTH", 80)
+    roofline(results, select={"W": 4})
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "forward   B8 T4096 D2048 W4  bfloat16  plain",
+        "    0.80 of the copy rate, 2.00× torch.compile, 4.00× published",
+        "backward  B8 T4096 D2048 W4  bfloat16  plain",
+        "    0.50 of the copy rate, 2.00× torch.compile",
+    ]
+    alone = results.with_name("alone.json")
+    alone.write_text(json.dumps({"machine": MACHINE, "rows": [row("forward", 4, 2.0, {})]}))
+    roofline(alone)
+    assert capsys.readouterr().out.endswith("\nforward   B8 T4096 D2048 W4  bfloat16  plain  0.50 of the copy rate\n")
 
 
 def test_select(results):

@@ -338,11 +338,12 @@ def test_empty_tensors_and_empty_grids():
 def test_table(capsys):
     trace(copy, (4,), torch.arange(50.0), torch.zeros(50), 50, BLOCK=16).table()
     assert capsys.readouterr().out.splitlines() == [
-        "copy, grid 4: what its programs request (not DRAM traffic: caches serve repeats)",
-        "tensor  access   requested bytes  in 32-byte sectors  floor (unique bytes)  requested / floor",
-        "src     read                 200       7 = 224 bytes                   200              1.00×",
-        "dst     written              200       7 = 224 bytes                   200              1.00×",
-        "total                        400      14 = 448 bytes                   400              1.00×",
+        "copy, grid 4: bytes that its programs request, beside the floor, each byte once "
+        "(not DRAM traffic: caches serve repeats)",
+        "tensor  access   requested  in 32-byte sectors  floor  ratio",
+        "src     read           200             7 = 224    200  1.00×",
+        "dst     written        200             7 = 224    200  1.00×",
+        "total                  400            14 = 448    400  1.00×",
     ]
     trace(copy, (4,), torch.arange(50.0), torch.zeros(50), 50, BLOCK=16, MASKED=False).table()
     assert capsys.readouterr().out.splitlines()[-1] == "2 accesses reach outside their tensor: see outside()"

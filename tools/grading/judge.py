@@ -16,6 +16,7 @@ import torch
 from kernels import check as checks
 from kernels.check import clinics
 from kernels.check.framework import check as hold
+from kernels.common.lines import unbroken
 from kernels.lab import _fork_server
 from tools.grading import foreign
 from tools.grading.answers import MOST_CHARACTERS, python
@@ -116,7 +117,7 @@ class Judge:
 
     def _check(self, one: Check, assignment: Assignment, cells: list, bench: Bench) -> Outcome:
         seed, printed = secrets.randbits(32), io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), unbroken():
             exercise, points = _run(one, assignment, cells, bench, seed)
         text = printed.getvalue()
         scale = one.points / exercise.points if exercise.points else 0.0

@@ -21,10 +21,11 @@ HERE = Path(__file__).resolve().parent
 USER = 60999  # whom sandboxed processes run as, where the judge is root: limits on processes do not hold for root
 #: What of the course a sandboxed process sees: no finished operator, no solution, no test.
 COURSE = (*sorted(path.name for path in (ROOT / "kernels").glob("*.py")), "lab", "gluon_model")
+COURSE += "common/__init__.py", "common/lines.py"
 #: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
 CHECK = (
     "cases compiling costs emitted experiments explanations flash_mods framework failing guard pipelines "
-    "replay stale submission tensors watch wording clinics/disguise clinics/faulty_kernel clinics/worksheets "
+    "replay say stale submission tensors watch wording clinics/disguise clinics/faulty_kernel clinics/worksheets "
     "exercises/pipeline_clinic"
 ).split()
 START_SECONDS = 180
@@ -116,7 +117,8 @@ def _folders(place: Path) -> list[str]:
 
 def _course() -> list[str]:
     """bubblewrap's words for what of the course is seen, at /course."""
-    command = _folders(Path("/course/kernels/check/clinics")) + _folders(Path("/course/kernels/check/exercises"))
+    inside = ("check/clinics", "check/exercises", "common")
+    command = [word for folder in inside for word in _folders(Path("/course/kernels") / folder)]
     for name in (*COURSE, *(f"check/{name}.py" for name in CHECK)):
         command += ["--ro-bind", str(ROOT / "kernels" / name), f"/course/kernels/{name}"]
     return command

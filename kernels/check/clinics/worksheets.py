@@ -15,6 +15,7 @@ from kernels.check.clinics.disguise import disguised
 from kernels.check.clinics.faulty_kernel import CAUSES, FaultyKernel, launcher, patched
 from kernels.check.explanations import SLOW, explain, explain_slow
 from kernels.check.framework import seeded
+from kernels.check.say import say
 from kernels.check.stale import broken_since
 from kernels.lab.trace import trace
 
@@ -54,14 +55,14 @@ class Worksheet:
         for item in self.properties:
             why = verdicts[item.name]
             earned += 0 if why else item.points
-            print(f"FAILED  {item.name}: {why}." if why else f"passed  {item.name} ({_points(item.points)})")
-        print(f"{self.name}: {earned} of {self.points} points{drawn}")
+            say(f"FAILED  {item.name}: {why}." if why else f"passed  {item.name} ({_points(item.points)})")
+        say(f"{self.name}: {earned} of {self.points} points{drawn}")
         return earned
 
     def lacks(self) -> int:
         """Print that there is nothing to check."""
-        print(f"missing: {self.missing}")
-        print(f"{self.name}: 0 of {self.points} points")
+        say(f"missing: {self.missing}")
+        say(f"{self.name}: 0 of {self.points} points")
         return 0
 
 
@@ -98,8 +99,8 @@ def check_diagnosis(worksheet: Worksheet, answer: object) -> int:
     parts, faulty = ("line", "cause", "smallest"), worksheet.faulty
     if not isinstance(answer, dict) or set(answer) - set(parts):
         found = ", ".join(map(str, answer)) if isinstance(answer, dict) else type(answer).__name__
-        print(f"missing: {worksheet.missing[:-1]}, and this is {found}.")
-        print(f"{worksheet.name}: 0 of {worksheet.points} points")
+        say(f"missing: {worksheet.missing[:-1]}, and this is {found}.")
+        say(f"{worksheet.name}: 0 of {worksheet.points} points")
         return 0
     line, cause, smallest = map(answer.get, parts)
     told = {"line": "" if faulty.is_line(line) else "not accepted"}
@@ -160,7 +161,7 @@ def check_finds(worksheet: Worksheet, fn, *, seed: int | None = 0, grading: bool
     if fn is None or not (isinstance(fn, Tester) or callable(fn)):
         return worksheet.lacks()
     if not isinstance(fn, Tester) and (broken := broken_since(fn)):
-        print(f"{worksheet.name}: {broken}")
+        say(f"{worksheet.name}: {broken}")
         return 0
     tester, faulty = fn if isinstance(fn, Tester) else Tester(fn), worksheet.faulty
     seed, grading = seeded(seed, grading)

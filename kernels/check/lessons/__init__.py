@@ -35,6 +35,7 @@ from kernels.check.explanations import SLOW, explain, explain_slow
 from kernels.check.guard import out_of_bounds, races
 from kernels.check.lessons import by_model
 from kernels.check.replay import Unfilled
+from kernels.check.say import say
 from kernels.check.tensors import MARGIN, Draw, one_thread
 from kernels.check.wording import misread
 from kernels.lab import _triton_private
@@ -146,11 +147,11 @@ def check_kernel(name: str, kernel, launcher: Callable):
         raise ValueError(f"kernel is {kernel!r}: check.kernel takes the @triton.jit function, its launcher after it")
     own = own_of(name, called)
     if place := unwritten((kernel,)):
-        print(f"{called}: not written yet ({place}). The lesson goes on with its own.")
+        say(f"{called}: not written yet ({place}).\nThe lesson goes on with its own.")
         return own
     with held_kernel(name, wanted, own, kernel, launcher) as held:
         good = held.judge()
-    print(f"The lesson goes on with {'yours' if good else 'its own'}.")
+    say(f"The lesson goes on with {'yours' if good else 'its own'}.")
     return kernel if good else own
 
 
@@ -236,20 +237,20 @@ class _Held:
         found = {case: self.finding(case) for case in self.wanted.cases}
         passed = ", ".join(case for case in found if not found[case])
         if passed:
-            print(f"passed  {passed}" if any(found.values()) else f"passed  right: {passed}")
+            say(f"passed  {passed}" if any(found.values()) else f"passed  right: {passed}")
         told: set[str] = set()
         for case, finding in found.items():
             if finding:
-                print(f"FAILED  {case}: " + ("the same." if (finding.cause or finding.line) in told else finding.said))
+                say(f"FAILED  {case}: " + ("the same." if (finding.cause or finding.line) in told else finding.said))
                 told |= {finding.cause, finding.line} - {""}
         if any(found.values()):
             return False
         if refused := self.refused():
-            print(f"FAILED  compiles: {refused}")
+            say(f"FAILED  compiles: {refused}")
             return False
-        print("passed  compiles")
+        say("passed  compiles")
         if self.wanted.cheap:
-            print(f"FAILED  cheap: {dearer}" if (dearer := self.dearer()) else "passed  cheap")
+            say(f"FAILED  cheap: {dearer}" if (dearer := self.dearer()) else "passed  cheap")
         return True
 
     def finding(self, case: str) -> Finding | None:

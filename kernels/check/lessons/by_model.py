@@ -36,7 +36,7 @@ class ModelTurn:
             findings = {finding.kind: finding for finding in reversed(result.findings)}
             if findings:
                 kind = next((kind for kind in self.causes if kind in findings), next(reversed(findings)))
-                said = " ".join(str(findings[kind]).split("\n")[0].split())
+                said = " ".join(findings[kind].text.split("\n")[0].split())
                 cause = f"{self.causes[kind]}. " if kind in self.causes else ""
                 return f"{cause}The model's finding, with {sizes}: {said}"
             if not result.completed or not right:

@@ -22,6 +22,7 @@ import torch
 from kernels import check
 from kernels.check import framework
 from kernels.check.clinics.faulty_kernel import patched
+from kernels.common.lines import unbroken
 from kernels.lab.source import readable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,7 +107,7 @@ class Target:
     def check(self, fn, until: Callable[[str], bool] | None = None, **how) -> tuple[int | None, str]:
         """Points and printed lines of this function's check; it is left, without points, where ``until(printed)`` holds."""
         printed, points = _Printed(until), None
-        with contextlib.redirect_stdout(printed), contextlib.suppress(_Enough):
+        with contextlib.redirect_stdout(printed), contextlib.suppress(_Enough), unbroken():
             points = getattr(check, self.function)(fn, **how)
         return points, printed.getvalue()
 
