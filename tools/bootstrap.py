@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
-ROOM = 2e9  # bytes that an environment takes, without CUDA
+ROOM = 3e9  # bytes that an environment takes, without CUDA
 # How JupyterLab opens: nobody is asked about news, nothing is fetched, and the list of lessons shows their names whole.
 # Learners have no panel for making assignments, and no button Validate: it saves the notebook, and says "some but not all"
 # where the check's lines say what is missing, at 0 points too. An author's panel:

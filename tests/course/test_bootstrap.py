@@ -274,7 +274,7 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_are_named(repository, i
     usage = shutil.disk_usage(repository)._replace(free=10**8)
     monkeypatch.setattr(bootstrap.shutil, "disk_usage", lambda folder: usage)
     assert bootstrap.main([]) == 1
-    assert f"The disk of {repository} has 0.1 GB left, the course takes 2" in capsys.readouterr().err
+    assert f"The disk of {repository} has 0.1 GB left, the course takes 3" in capsys.readouterr().err
     monkeypatch.setattr(bootstrap.os, "access", lambda folder, mode: False)  # root may write anywhere
     assert bootstrap.main([]) == 1
     assert f"{repository} cannot be written to: clone" in capsys.readouterr().err
