@@ -136,11 +136,13 @@ def on_doctree(app, doctree):
 
 
 def on_source(app, docname, source):
-    """What only the site shows: lists under the front page, and a title of its own for the README's page."""
+    """What only the site shows: lists under the front page; on the README's page, where the repository is, and a title."""
     if docname == "docs/index":
         source[0] += "\n" + read("docs/site/contents.md")
     if docname == "README":
         source[0] = source[0].replace("# Kernels from Math\n", "# Set-up and the package\n", 1)
+        if REPOSITORY:
+            source[0] = source[0].replace("this repository", f"[this repository](https://github.com/{REPOSITORY})", 1)
 
 
 def set_formulas(doctree):
