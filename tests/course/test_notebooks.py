@@ -114,6 +114,11 @@ def test_every_link_inside_the_repository_leads_somewhere(path, text):
     assert [target for target in local if not (path.parent / target).exists()] == []
 
 
+def test_a_document_reads_well_without_the_site():
+    """What only Sphinx understands is docs/site's."""
+    assert [path.name for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "```{" in path.read_text()] == []
+
+
 def code(source="1", *outputs, id="cell", count=1, tags=()):
     return new_code_cell(source, id=id, execution_count=count, outputs=list(outputs), metadata={"tags": list(tags)})
 
