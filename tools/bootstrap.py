@@ -18,18 +18,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
-ROOM = 2e9  # bytes that an environment takes, without CUDA
+ROOM = 3e9  # bytes that an environment takes, without CUDA
 # How JupyterLab opens: nobody is asked about news, nothing is fetched, and the list of lessons shows their names whole.
 # Learners have no panel for making assignments, and no button Validate: it saves the notebook, and says "some but not all"
 # where the check's lines say what is missing, at 0 points too. An author's panel:
-# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment`.
+# `jupyter labextension enable --level=sys_prefix @jupyter/nbgrader:create-assignment`. The terminal shows the address and
+# errors alone; a kernel that speaks in plain text would warn there each time that one starts.
 LAB = {
-    "default_setting_overrides": {
+    "labconfig/default_setting_overrides": {
         "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
         "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
     },
-    "page_config": {
+    "labconfig/page_config": {
         "disabledExtensions": {f"@jupyter/nbgrader:{name}-assignment": True for name in ("create", "validate")}
+    },
+    "jupyter_server_config": {
+        "Application": {"log_level": "ERROR"},
+        "KernelManager": {"transport_encryption": "auto"},
     },
 }
 PROBE = """
@@ -203,7 +208,7 @@ def check_kernels(venv):
 def configure_lab(venv):
     """Write ``LAB``'s files, those that are not there: they may have been changed since."""
     for name, values in LAB.items():
-        file = venv / "etc" / "jupyter" / "labconfig" / f"{name}.json"
+        file = venv / "etc" / "jupyter" / f"{name}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(values, indent=1) + "\n")

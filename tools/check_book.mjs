@@ -36,6 +36,11 @@ const look = () => ({
   links: [...document.querySelectorAll("a[href], link[href]")].map((element) => element.href),
   mute: [...document.images].filter(({ alt, src }) => src.endsWith(alt.trim().split("/").pop())).map(({ src }) => src),
 });
+// Links and buttons of which a part is not seen.
+const cut = () =>
+  [...document.querySelectorAll("a, button")]
+    .filter((one) => getComputedStyle(one).overflowX !== "visible" && one.scrollWidth > one.clientWidth)
+    .map((one) => one.textContent.replace(/\s+/g, " ").trim());
 
 // Not the theme's parts, nor the page that leads on to the front page.
 const pages = readdirSync(job.site, { recursive: true })
@@ -46,6 +51,7 @@ await each(pages, async (name) => {
   seen[name] = await page.evaluate(look);
   const width = await page.evaluate(() => document.documentElement.scrollWidth);
   if (width > WIDTHS[0]) report(name, `is ${width} pixels wide in a window of ${WIDTHS[0]}`);
+  for (const link of await page.evaluate(cut)) report(name, `a link is cut off: ${link}`);
   await page.context().close();
 });
 
@@ -65,8 +71,15 @@ const views = [[WIDTHS[0], "dark"], [WIDTHS[1], "light"]];
 await each(job.examined.flatMap((name) => views.map((view) => [name, ...view])), async ([name, width, colorScheme]) => {
   const page = await open(name, { viewport: { width, height: 1000 }, colorScheme });
   await page.addScriptTag({ path: axe });
+  // Where a page has a button to search with, one can type behind it.
+  const search = page.getByRole("button", { name: "Search" }).first();
+  if (await search.isVisible()) {
+    await search.click();
+    if (!(await page.locator("input[type=search]:focus").count())) report(name, `${width} pixels: the button Search opens nothing`);
+    await page.keyboard.press("Escape");
+  }
   // An empty header is no fault here: axe takes one that is a formula for empty.
-  const { violations } = await page.evaluate(() => window.axe.run({ rules: { "empty-table-header": { enabled: false } } }));
+  const { violations } = await page.evaluate(() => window.axe.run({ rules: { "empty-table-header": { enabled: false }, "target-size": { enabled: true } } }));
   for (const { id, help, nodes } of violations) {
     const elements = nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" … ");
     report(name, `${width} pixels, ${colorScheme}: ${help} (${id}): ${elements}`);

@@ -15,7 +15,7 @@ extensions = ["myst_nb", "course"]
 nb_execution_mode = "off"  # what is stored is shown
 nb_mime_priority_overrides = [("html", "image/png", 0)]  # before the HTML that a figure has for JupyterLab's sake
 nb_render_markdown_format = "gfm"
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 3
 html_math_renderer = "katex"
@@ -32,8 +32,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-templates_path = ["templates"]
-html_sidebars = {"**": ["search-landmark.html", "sbt-sidebar-nav.html"]}
+html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}
 html_static_path = ["course.css"]
 html_css_files = ["katex/katex.min.css", "course.css"]
 html_extra_path = ["index.html"]

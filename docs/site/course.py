@@ -18,9 +18,7 @@ from tools.browser import packages
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = os.environ.get("GITHUB_REPOSITORY")  # OWNER/NAME, which GitHub's workflows set
-COLAB = "https://colab.research.google.com/"
-# The lessons of each of the front page's routes.
-ROUTES = {"attention": "00 01 02 03 04 05 30 31 32 33 34", "afternoon": "00 01 02"}
+COLAB = "https://colab.research.google.com/github"
 FORMULAS = (nodes.math, nodes.math_block)
 KATEX = "node_modules/katex/dist"
 SET = """
@@ -107,10 +105,10 @@ def describe(doctree, cells):
 
 
 def add_buttons(doctree, path):
-    place = f"{COLAB}github/{REPOSITORY}/blob/main/{path}" if REPOSITORY else COLAB
     up = "../" * path.count("/")
-    buttons = f"""<p class="buttons"><a href="{place}">Open in Colab</a> <a href="{up}_sources/{path}" download>Download</a>
-<a class="how" href="{up}README.html#other-ways-to-run-it">How to run it</a></p>"""
+    colab = f'<a href="{COLAB}/{REPOSITORY}/blob/main/{path}">Open in Colab</a>' if REPOSITORY else ""
+    buttons = f"""<p class="buttons">{colab} <a href="{up}_sources/{path}" download>Download</a>
+<a class="how" href="{up}README.html#two-commands">How to run it</a></p>"""
     next(doctree.findall(nodes.section)).insert(1, nodes.raw("", buttons, format="html"))
 
 
@@ -137,24 +135,14 @@ def on_doctree(app, doctree):
         link_terms(app, doctree, Path(path).name[:2] if path.startswith("notebooks/") else "99")  # exercises come after all
 
 
-def hours(minutes: int) -> str:
-    return f"{round(minutes / 60)} hours" if minutes > 100 else f"{minutes} minutes"
-
-
 def on_source(app, docname, source):
-    """The front page's numbers and routes, from the README's tables."""
-    if docname != "docs/index":
-        return
-    rows = re.findall(r"^\| \[(.+? · .+?)\]\((\S+)\) \|.*?(?:\| (\d+) )?\| (\d+) \|$", read("README.md"), re.M)
-    lessons = {name[:2]: (name, link, int(last)) for name, link, minutes, last in rows if not minutes}
-    exercises = sum(int(minutes) for *_, minutes, _ in rows if minutes)
-    source[0] = source[0].replace("{lessons}", hours(sum(minutes for *_, minutes in lessons.values())))
-    source[0] = source[0].replace("{exercises}", hours(exercises))
-    for route, numbers in ROUTES.items():
-        stops = [lessons[number] for number in numbers.split()]
-        links = "\n".join(f"1. [{name}](../{link})" for name, link, _ in stops)
-        source[0] = source[0].replace(f"{{{route}}}", links)
-        source[0] = source[0].replace(f"{{{route} time}}", hours(sum(minutes for *_, minutes in stops)))
+    """What only the site shows: lists under the front page; on the README's page, where the repository is, and a title."""
+    if docname == "docs/index":
+        source[0] += "\n" + read("docs/site/contents.md")
+    if docname == "README":
+        source[0] = source[0].replace("# Kernels from Math\n", "# Set-up and the package\n", 1)
+        if REPOSITORY:
+            source[0] = source[0].replace("this repository", f"[this repository](https://github.com/{REPOSITORY})", 1)
 
 
 def set_formulas(doctree):

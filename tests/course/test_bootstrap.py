@@ -122,7 +122,7 @@ def test_nothing_changed_nothing_done_in_less_than_a_second(repository, installe
 
 def test_jupyterlab_is_configured_once(repository, installed):
     assert bootstrap.main([]) == 0
-    files = [repository / ".venv" / "etc" / "jupyter" / "labconfig" / f"{name}.json" for name in bootstrap.LAB]
+    files = [repository / ".venv" / "etc" / "jupyter" / f"{name}.json" for name in bootstrap.LAB]
     assert [json.loads(file.read_text()) for file in files] == list(bootstrap.LAB.values())
     files[0].write_text("{}")  # an author's
     assert bootstrap.main([]) == 0 and files[0].read_text() == "{}"
@@ -130,13 +130,13 @@ def test_jupyterlab_is_configured_once(repository, installed):
 
 def test_jupyterlab_has_what_is_configured():
     share = Path(sys.prefix, "share", "jupyter")
-    for name, values in bootstrap.LAB["default_setting_overrides"].items():
+    for name, values in bootstrap.LAB["labconfig/default_setting_overrides"].items():
         schema = json.loads((share / "lab" / "schemas" / f"{name.replace(':', '/')}.json").read_text())
         assert values.keys() <= schema["properties"].keys()
         jsonschema.validate(values, schema)
     programs = (share / "labextensions" / "@jupyter" / "nbgrader" / "static").glob("*.js")
     text = "".join(file.read_text() for file in programs)
-    assert all(f'id:"{name}"' in text for name in bootstrap.LAB["page_config"]["disabledExtensions"])
+    assert all(f'id:"{name}"' in text for name in bootstrap.LAB["labconfig/page_config"]["disabledExtensions"])
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints/cpu.txt"])
@@ -274,7 +274,7 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_are_named(repository, i
     usage = shutil.disk_usage(repository)._replace(free=10**8)
     monkeypatch.setattr(bootstrap.shutil, "disk_usage", lambda folder: usage)
     assert bootstrap.main([]) == 1
-    assert f"The disk of {repository} has 0.1 GB left, the course takes 2" in capsys.readouterr().err
+    assert f"The disk of {repository} has 0.1 GB left, the course takes 3" in capsys.readouterr().err
     monkeypatch.setattr(bootstrap.os, "access", lambda folder, mode: False)  # root may write anywhere
     assert bootstrap.main([]) == 1
     assert f"{repository} cannot be written to: clone" in capsys.readouterr().err

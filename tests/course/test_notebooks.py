@@ -1,5 +1,7 @@
 """Every stored notebook keeps to the rules, the README's table names every lesson, and every link leads somewhere."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -83,6 +85,31 @@ for cell in eval(sys.stdin.read()):
     assert len(said) == len(cells) and all(f"`{words}`" in (ROOT / "README.md").read_text() for words in said), set(said)
 
 
+def test_the_readmes_pull_brings_what_is_new_and_keeps_a_learners_lines(tmp_path):
+    """Both have changed what stands between the same lines."""
+    command = re.search(r"`git (pull .*?)`", (ROOT / "README.md").read_text())[1].split()
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_MERGE_AUTOEDIT": "no"}
+    nobody |= {f"GIT_{role}_{what}": "x@x" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def git(folder, *arguments):
+        subprocess.run(["git", "-C", folder, *arguments], env=os.environ | nobody, check=True, capture_output=True)
+
+    def write(folder, turn, title):
+        (folder / "lesson.ipynb").write_text(f'{{"turn": [\n"{turn}"],\n"text":\n"the same",\n"title":\n"{title}"}}\n')
+        git(folder, "add", "lesson.ipynb")
+        git(folder, "commit", "-m", "changed")
+
+    git(tmp_path, "init", "-b", "main", theirs)
+    write(theirs, "...", "old")
+    git(tmp_path, "clone", theirs, mine)
+    git(mine, "switch", "-c", "mine")
+    write(mine, "tl.load", "old")
+    write(theirs, "... # a hint", "new")
+    git(mine, *command)
+    assert json.loads((mine / "lesson.ipynb").read_text()) == {"turn": ["tl.load"], "text": "the same", "title": "new"}
+
+
 def documents():
     yield from ((path, path.read_text()) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
     for path in [*NOTEBOOKS, *sorted(ROOT.glob("exercises/*/*.ipynb"))]:
@@ -95,6 +122,11 @@ def test_every_link_inside_the_repository_leads_somewhere(path, text):
     targets = [target.split("#")[0] for target in LINK.findall(CODE.sub("", text))]
     local = [target for target in targets if target and not re.match(r"\w+:", target)]
     assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+def test_a_document_reads_well_without_the_site():
+    """What only Sphinx understands is docs/site's."""
+    assert [path.name for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "```{" in path.read_text()] == []
 
 
 def code(source="1", *outputs, id="cell", count=1, tags=()):

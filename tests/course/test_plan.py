@@ -1,4 +1,4 @@
-"""The README's table of exercises, the instructor's plan and the first cell of each exercise say the same."""
+"""The README's tables, the reading site's front page, the instructor's plan and each exercise's first cell say the same."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,10 @@ from tools.kernel_environment import ROOT
 README = (ROOT / "README.md").read_text()
 KILLED = (ROOT / "docs" / "kill_table.md").read_text()
 PLAN = (ROOT / "docs" / "instructor_guide.md").read_text()
+FRONT = (ROOT / "docs" / "index.md").read_text()
 EXERCISES = sorted(ROOT.glob("solutions/*/*.ipynb"))
+ROW = re.compile(r"^\| (\[.+? · .+?\]\()(\S+\)) \|.*?\| (\d+)(?: \| \d+)? \|$", flags=re.MULTILINE)
+STOP = re.compile(r"^1\. (\[.+?\]\(\S+\))$", flags=re.MULTILINE)
 WEEK = re.compile(r"^\| [\d–]+ \| ([\d, ]+) \| (.+?) \| ([\d, ]+) \| ([\d, ]+) \|$", flags=re.MULTILINE)
 
 
@@ -54,6 +57,16 @@ def test_the_plan_hands_out_an_exercise_behind_its_lessons(path):
             assert found == [[minutes, points]] and lesson in read
             return
     pytest.fail(f"no week hands out {name}")
+
+
+def test_the_front_page_has_the_hours_and_the_names_of_the_readme():
+    minutes = {f"{name}../{target}": int(last) for name, target, last in ROW.findall(README)}
+    of = {kind: sum(time for link, time in minutes.items() if kind in link) for kind in ("notebooks/", "exercises/")}
+    assert f"**{of['notebooks/'] / 60:.0f} hours of lessons, {of['exercises/'] / 60:.0f} hours of exercises.**" in FRONT
+    for begin in ("I have an afternoon", "I want attention"):
+        (route,) = re.findall(rf"^### {begin}\n(.*?)^##", FRONT, flags=re.MULTILINE | re.DOTALL)
+        whole = sum(minutes[stop] for stop in STOP.findall(route))
+        assert re.search(r"(\d+) hours", route)[1] == f"{whole / 60:.0f}"
 
 
 def test_the_plan_has_every_lesson_once():

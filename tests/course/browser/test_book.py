@@ -23,6 +23,9 @@ FAULTS = {
     "<details><p style='width: 400px'>wide once it is open</p></details>": "pixels wide in a window of 320",
     '<p style="color: #aaa; background: #fff">pale</p>': "320 pixels, dark: Elements must meet minimum color contrast",
     "<style>@media (width > 900px) { p { color: #aaa } }</style><p>pale</p>": "1280 pixels, light: Elements must meet",
+    "<button style='width: 50px; overflow: hidden'>uncommonly</button>": "a link is cut off: uncommonly",
+    "<button>Search</button>": "320 pixels: the button Search opens nothing",
+    "<button style='all: unset'>x</button><button style='all: unset'>y</button>": "target-size",
     "<h4>a level left out</h4>": "heading-order",
     "<input>": "Form elements must have labels",
 }

@@ -4,6 +4,7 @@ The picture to look at: build/lesson_00.png. `python -m tests.course.browser` ta
 """
 
 import json
+import re
 
 import nbformat
 import pytest
@@ -37,13 +38,15 @@ def store(path, *cells):
     nbformat.write(new_notebook(cells=list(cells), metadata={"kernelspec": spec}), path)
 
 
-def test_lesson_00_runs_to_its_end_without_an_error(lab):
+def test_lesson_00_runs_to_its_end_without_an_error(lab, tmp_path):
     screenshot = ROOT / "build" / "lesson_00.png"
     cells, _ = browser.run_all(lab, LESSON, width=1400, screenshot=screenshot)
     stored = [c for c in json.loads((ROOT / LESSON).read_text())["cells"] if c["cell_type"] == "code"]
     assert [cell["id"] for cell in cells] == [cell["id"] for cell in stored if "".join(cell["source"]).strip()]
     assert browser.errors(cells) == {}
     assert screenshot.stat().st_size > 20_000
+    said = (tmp_path / "lab.log").read_text()  # in the terminal
+    assert not re.search(r"^\[[IW] |WARNING", said, re.MULTILINE), said
     print(f"\nlook at {screenshot}")
 
 
