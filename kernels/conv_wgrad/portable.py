@@ -135,7 +135,8 @@ def considered(problem, costs, tiles):
     rows, columns = (g.Co, 0) if is_depthwise(g) else product_of(g)[:2]
     if is_depthwise(g):  # times are those of a number of sums: one that this filter has, if there is such a tile
         tiles = [tile for tile in tiles if math.prod(taps_of(g, tile["SUMS"])) == tile["SUMS"]] or tiles
-    for tile in model.fitting([tile for tile in tiles if suits(g, tile)], rows, columns):
+    tiles = [tile for tile in tiles if suits(g, tile)]
+    for tile in model.fitting(tiles, rows, columns) or tiles:
         options = model.options_of(tile)
         if is_depthwise(g):
             options["RUN"] = shares(g.Q, options["RUN"])

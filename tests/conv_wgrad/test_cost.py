@@ -9,10 +9,14 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from benchmarks.populations import candidates, fit
+from kernels import runtime
 from kernels.common import configs
 from kernels.conv_wgrad import conv2d_wgrad, cost, hopper, operator, portable
 from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.problem import equivalents
+from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
+from tests.tensors import relative_error
 
 GPU = "NVIDIA H200"
 COSTS = cost.costs_of({"COSTS": GPU})
@@ -32,6 +36,8 @@ GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
 @pytest.fixture
 def on_an_h200(monkeypatch):
     """Ways plan by the H200's table."""
+    if not runtime.interpreted:
+        pytest.skip("a GPU goes by its own table")
     cases.planned_for(monkeypatch, cases.table_of(GPU))
     monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
 
@@ -125,6 +131,22 @@ def test_explain_says_what_runs_whatever_the_sum_goes_to(on_an_h200, monkeypatch
         splits = schedule.items // schedule.tiles
         assert splits > 1 and f"; {schedule.tiles} tiles, split-K {splits}; " in said
         assert target.shape == (splits, *g.weight_shape)
+
+
+SPARE = {  # more channels a tile than twice the product's: N, Ci, Co, H = W, R = S, stride, padding, groups
+    "rows over two vectors": (2, 512, 248, 6, 1, 1, 0, 8), "few rows": (4, 96, 15, 6, 1, 1, 0, 3),
+    "pixels as groups": (2, 64, 31, 4, 1, 1, 0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPARE)
+def test_whatever_the_channels_a_tile_is_found(name, on_an_h200):
+    for equivalent in equivalents(problem_of(SPARE[name])):
+        assert portable.candidates(equivalent.problem) != []
+    N, Ci, Co, H, R, stride, padding, groups = SPARE[name]
+    x, dy = cases.randn(N, H, H, Ci, dtype=torch.bfloat16), cases.randn(N, H, H, Co, dtype=torch.bfloat16)
+    want = conv2d_wgrad_reference(x.double(), dy.double(), 1, 1, 1, 0, 1, groups)
+    assert relative_error(conv2d_wgrad(x, dy, 1, 1, groups=groups, out_dtype=torch.float32), want) < 2e-6
 
 
 def test_a_gpu_without_costs_goes_by_the_table():
