@@ -13,6 +13,14 @@ def check_cache(name, cache, N, D, W, like):
     check_updated_in_place(name, cache)
 
 
+def check_rows(x, cache, slots, W):
+    """Raise ``ValueError`` unless each row of ``x`` [B, D] has a row of ``cache`` for itself, its own or its slot's."""
+    B, D = x.shape
+    check_cache("cache", cache, B if slots is None else None, D, W, ("x", x))
+    if slots is not None:
+        check_slots("slots", slots, B, cache.shape[0], ("x", x))
+
+
 def state_of(cache, W):
     """The state [N, D, W-1] that ``dynamic_conv`` takes: of W inputs, the first is read no more."""
     return cache[..., cache.shape[-1] - (W - 1) :]
@@ -34,10 +42,7 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
         ValueError: the cache or the slots do not fit.
     """
     x, weight, bias = autocast(x, weight, bias)
-    B, D = x.shape
-    check_cache("cache", cache, B if slots is None else None, D, weight.shape[-1], ("x", x))
-    if slots is not None:
-        check_slots("slots", slots, B, cache.shape[0], ("x", x))
+    check_rows(x, cache, slots, weight.shape[-1])
     return _step(x, weight, cache, bias, None, activation, slots)
 
 

@@ -115,7 +115,7 @@ class DynamicShortConvolution(nn.Module):
         """
         on_reference = isinstance(x, torch.Tensor) and left_to_reference(type(self).__name__, x)
         if not isinstance(x, torch.fx.Proxy):  # torch.fx.symbolic_trace records what follows, without sizes to check
-            self._check(x, generator_input, mask, on_reference)
+            self._check(x, generator_input, mask, state, cu_seqlens, on_reference)
         if mask is not None:
             x = x * mask[..., None].to(x.dtype)
         g = x if generator_input is None else generator_input
@@ -141,7 +141,7 @@ class DynamicShortConvolution(nn.Module):
         caches.remember(cache, x, cu_seqlens)
         return out, cache
 
-    def _check(self, x, generator_input, mask, on_reference):
+    def _check(self, x, generator_input, mask, state, cu_seqlens, on_reference):
         check_tensor("x", x, (None, None, self.hidden_size), "[B, T, D]", like=("x", x) if on_reference else None)
         tokens = tuple(x.shape[:2])
         if mask is not None:
@@ -150,6 +150,9 @@ class DynamicShortConvolution(nn.Module):
         g = x if generator_input is None else generator_input
         wanted = (*tokens, self.generator_input_size)
         check_tensor("generator_input", g, wanted, "[B, T, generator_input_size]", like=("x", x))
+        N = tokens[0] if cu_seqlens is None else check_cu_seqlens(cu_seqlens, tokens[0], ("x", x), tokens[1])
+        if state is not None:
+            check_tensor("state", state, (N, self.hidden_size, self.kernel_size - 1), "[N, D, W-1]", like=("x", x))
 
     def step(
         self, x: Tensor, cache: Tensor, *, generator_input: Tensor | None = None, slots: Tensor | None = None
@@ -176,6 +179,7 @@ class DynamicShortConvolution(nn.Module):
         with torch.no_grad():
             k, rest = self._kernels(g), {"activation": self.activation, "slots": slots}
             if on_reference:
+                caches.check_rows(x, cache, slots, self.kernel_size)
                 return caches.several(x[:, None], k[:, None], cache, convolve=dynamic_conv_reference, **rest)[:, 0]
             return caches.step(x, k, cache, **rest)
 

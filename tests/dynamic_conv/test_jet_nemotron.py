@@ -200,6 +200,12 @@ WRONG = [
     (bad(cache=torch.zeros(2, 24, 4, requires_grad=True)), "cache requires a gradient"),
     (bad(state=torch.zeros(2, 24, 3)), "state and cache are both given"),
     (bad(mask=torch.ones(2, 8)), r"mask has shape \[2, 8\], needs \[B, T\] = \[2, 9\]"),
+    (bad(cache=None, state=torch.zeros(1, 24, 3)), r"state has shape \[1, 24, 3\], needs .* \[2, 24, 3\]"),
+    (bad(cache=None, state=torch.zeros(2, 24, 3).int()), "state has dtype int32"),
+    (bad(cache=None, state="zeros"), "state must be a tensor"),
+    (bad(cache=None, cu_seqlens=torch.tensor([0, 3, 9])), "cu_seqlens needs a batch of 1"),
+    (lambda layer, x, cache: layer(x[:1], cu_seqlens=torch.tensor([0, 5, 3])), r"cu_seqlens is \[0, 5, 3\]"),
+    (lambda layer, x, cache: layer(x[:1], cu_seqlens=[0, 3]), "cu_seqlens must be a tensor"),
     (lambda layer, x, cache: layer.step(x, cache), r"x has shape \[2, 9, 24\], needs \[B, D\]"),
     (lambda layer, x, cache: layer.step(x[:, 0], cache[:1]), "cache has shape"),
     (lambda layer, x, cache: layer.step(x[:, 0], cache, generator_input=x[:, 0, :5]), "generator_input has shape"),
@@ -207,8 +213,11 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("beside_a_gpu", [False, True])
 @pytest.mark.parametrize(("call", "message"), WRONG)
-def test_what_does_not_fit_is_named(call, message):
+def test_what_does_not_fit_is_named(call, message, beside_a_gpu, request):
+    if beside_a_gpu:
+        request.getfixturevalue("as_if_compiled")
     layer = DynamicShortConvolution(24, 4)
     with pytest.raises(ValueError, match=message):
         call(layer, torch.zeros(2, 9, 24), torch.zeros(2, 24, 4))
