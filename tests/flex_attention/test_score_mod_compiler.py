@@ -39,6 +39,17 @@ def test_the_users_names_are_kept():
     assert "distance = q_idx - kv_idx\n" in text and "penalty = " in text
 
 
+@pytest.mark.parametrize("made", [lambda: torch.tensor(6), lambda: torch.tensor(-0.5), lambda: torch.tensor(True)])
+def test_a_number_that_a_mod_makes_is_written_in_its_text(made):
+    """Not read from memory, which would be the CPU's."""
+    mod = lambda score, b, h, q_idx, kv_idx: score * made()  # noqa: E731
+    compiled, captured = compiler.compile_mod(mod, "score_mod", runtime.device, differentiate=True)
+    assert compiled.sources == () and list(captured) == []
+    q = torch.randn(1, 1, 5, 16, device=runtime.device)
+    o = flex_attention(q, q, q, mod)
+    assert cases.relative_error(o, flex_attention(q, q, q, lambda score, b, h, m, n: score * made().item())) < 1e-6
+
+
 def test_what_does_not_depend_on_the_key_is_loaded_once_a_query():
     """A tensor indexed by the query alone is read in a column, not in the whole tile."""
     ids = torch.zeros(9, dtype=torch.int64)

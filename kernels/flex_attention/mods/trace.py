@@ -446,6 +446,12 @@ def _simplify(graph):
     for node in list(graph.nodes):
         if node.target in _OTHER_NAMES:
             node.replace_all_uses_with(node.args[0])
+        elif node.op == "get_attr" and _shape(node) == ():  # a number that the mod made, of torch.tensor(6) or numpy
+            number = functools.reduce(getattr, node.target.split("."), graph.owning_module)
+            with graph.inserting_before(node):
+                full = graph.call_function(aten.full.default, ([], number.item()), {"dtype": number.dtype})
+            full.meta = node.meta
+            node.replace_all_uses_with(full)
         elif node.target is aten.full_like.default:  # a constant, although it is made in the likeness of a tensor
             val = node.meta["val"]
             node.args = list(val.shape), node.args[-1]

@@ -60,7 +60,9 @@ class Mod:
     it can be stored, and sent to another process. It is called as the function that it wraps."""
 
     def __init__(self, function: AnyMod, factory: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        functools.update_wrapper(self, function.__wrapped__ if isinstance(function, Mod) else function)
+        self.__wrapped__ = wrapped = function.__wrapped__ if isinstance(function, Mod) else function
+        # Not functools.update_wrapper, which a program that torch 2.11 compiles cannot call.
+        self.__name__, self.__qualname__, self.__doc__ = wrapped.__name__, wrapped.__qualname__, wrapped.__doc__
         self.made_by = factory, args, kwargs
 
     def __call__(self, *args: Tensor) -> Tensor:
