@@ -84,6 +84,11 @@ def relative_error(ours, reference, least=1e-12):
     return (error / reference.double().norm().cpu().clamp_min(least)).item()
 
 
+def same(got, want):
+    """Bit for bit in the interpreter; of two kernels, a GPU's compiler may join other products and sums."""
+    return torch.equal(got, want) if runtime.interpreted else relative_error(got, want) < 2e-6
+
+
 def told_of_more(monkeypatch, module, **more):
     """What ``module`` launches is told of larger sizes than there are, ``{argument or field of one: by how much}``."""
     launch = module.launch

@@ -83,9 +83,9 @@ def test_W7_workspace_and_tensors_are_addressed_with_64_bits():
 
 @pytest.mark.gpu
 def test_W7_partial_sums_of_more_than_two_to_the_31_elements():
-    """600 splits of 2048 x 2048 weights: 2.5e9 partial sums, 10 GB."""
-    x, dy = (cases.randn(600, 4, 4, 2048, dtype=torch.bfloat16) for _ in range(2))
-    with cases.configuration(BLOCK_K=16), cases.launches() as seen:
+    """600 splits of 2048 x 2048 weights, of 256 pixels or more each: 2.5e9 partial sums, 10 GB."""
+    x, dy = (cases.randn(600, 16, 16, 2048, dtype=torch.bfloat16) for _ in range(2))
+    with cases.launches() as seen:
         ours = conv2d_wgrad(x, dy, 1, 1, backend="triton", split_k=600, out_dtype=torch.float32)
     assert seen[-1][2][0].numel() > 2**31
     want = dy.flatten(0, 2).T.float() @ x.flatten(0, 2).float()

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 
+from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad, hopper, operator, portable
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.problem import equivalents, folded, patches_as_channels, turned
@@ -160,6 +161,7 @@ def test_what_is_not_folded(name):
 
 
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
+@pytest.mark.skipif(not runtime.interpreted, reason="the model runs on the CPU")
 @pytest.mark.parametrize("name", ["14x14", "16x16", "3x3", "asymmetric padding"])
 def test_hoppers_kernel_on_the_model(name):
     """A stride of 16 pixels, which TMA doesn't step over, and both roles."""

@@ -104,7 +104,7 @@ def test_options_may_be_numpys():
 
 def test_an_output_may_lie_behind_an_expanded_gradient():
     """A gradient of a sum is one number, however many elements it stands for: what lies behind it is free."""
-    memory = torch.zeros(4096)
+    memory = torch.zeros(4096, device=runtime.device)
     dy, out = memory[:1].view(1, 1, 1, 1).expand(2, 8, 8, 4), memory[64:68]
     memory[0] = 1.0
     assert conv2d_bias_grad(dy, out=out) is out and out.tolist() == [128.0] * 4

@@ -78,7 +78,8 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     monkeypatch.setattr(configs, "_says", lambda package, kernel, key, device: dict(
         TABLE["W4 16-bit"] if kernel == "backward" else configs.table_says(package, kernel, key, device)
     ))  # fmt: skip
-    text = dynamic_conv.explain(torch.zeros(2, 64, 512, dtype=torch.float16), torch.zeros(2, 64, 512, 4, dtype=torch.float16))
+    x, weight = (torch.zeros(*shape, dtype=torch.float16, device=runtime.device) for shape in ((2, 64, 512), (2, 64, 512, 4)))
+    text = dynamic_conv.explain(x, weight)
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
 
 

@@ -7,6 +7,7 @@ from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.reference import recurrent_attention_step_reference
 from tests.recurrent_attention import cases
+from tests.tensors import same
 
 MODES = ["recurrent", "chunk"]
 GATES = {"recurrent": cases.GATES, "chunk": ("g", "g_gamma", "gk")}
@@ -170,11 +171,11 @@ def test_states_with_the_values_first(mode):
     turned = leaves["initial_state"].detach().mT.contiguous().requires_grad_()
     o, last = recurrent_attention(**rest, initial_state=turned, output_final_state=True, mode=mode, state_v_first=True)
     want, wanted_last = recurrent_attention(**leaves, output_final_state=True, mode=mode)
-    assert torch.equal(o, want) and torch.equal(last.mT, wanted_last)
+    assert same(o, want) and same(last.mT, wanted_last)
     do, dlast = torch.randn_like(o), torch.randn_like(last)
     got = torch.autograd.grad((o, last), [turned, leaves["q"]], (do, dlast))
     wanted = torch.autograd.grad((want, wanted_last), [leaves["initial_state"], leaves["q"]], (do, dlast.mT))
-    assert torch.equal(got[0].mT, wanted[0]) and torch.equal(got[1], wanted[1])
+    assert same(got[0].mT, wanted[0]) and same(got[1], wanted[1])
     assert recurrent_attention(**rest, mode=mode, state_v_first=True)[1] is None
 
 
@@ -192,6 +193,6 @@ def test_a_step_on_states_with_the_values_first(view, pool):
         token = {name: y if name in WHOLE else y[:, t] for name, y in x.items()}
         want = recurrent_attention_step(**token, state=state)
         got = recurrent_attention_step(**token, **given, slots=slots)
-        assert torch.equal(got, want)
-    assert torch.equal(turned[slots if pool else slice(None)].mT, state)
+        assert same(got, want)
+    assert same(turned[slots if pool else slice(None)].mT, state)
     assert not pool or torch.equal(turned[[0, 2, 4]], before[[0, 2, 4]])
