@@ -244,8 +244,7 @@ class BackwardPlan(NamedTuple):
 
     def __str__(self):
         text = f"{self.loop.runs} runs of {self.loop.RUN} tokens"
-        if self.loop.times:
-            least = min(self.loop.times.values())
+        if least := min(self.loop.times.values(), default=0):  # 0 of no tokens
             predicted = ", ".join(f"{name}: {t / least:.2f}" for name, t in self.loop.times.items())
             text += f" (predicted times, the chosen one's as 1: {predicted})"
         return text + f", the sum of the weight gradient's {self.parts[0]} parts" * (self.total is not None)

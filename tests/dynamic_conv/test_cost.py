@@ -81,6 +81,7 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     x, weight = (torch.zeros(*shape, dtype=torch.float16, device=runtime.device) for shape in ((2, 64, 512), (2, 64, 512, 4)))
     text = dynamic_conv.explain(x, weight)
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
+    assert "backward: " in dynamic_conv.explain(x[:, :0], weight[:, :0])
 
 
 def most_resident(registers, num_warps):
