@@ -26,6 +26,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets.config import Config
 
 from tools import lesson_kernels
 from tools.kernel_environment import ROOT, kernel_environment
@@ -148,6 +149,7 @@ def refresh(path: Path, *, timeout: float, retake: bool = False) -> bool:
         record_timing=False,
         store_widget_state=False,
         coalesce_streams=True,
+        config=Config({"KernelManager": {"transport_encryption": "auto"}}),  # or each kernel warns that it has none
     ).execute(env=kernel_environment({"TRITON_INTERPRET": "1", **os.environ}))  # stored: what no GPU is needed for
     return store(path, merge(executed, stored, retake=retake))
 
