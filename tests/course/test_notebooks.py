@@ -203,11 +203,12 @@ BROKEN = [
     ("output_lines_fit", [code("print(x)", text("fits\n" + "x" * 81))]),
     ("output_lines_fit", [code("x", new_output("execute_result", data={"text/plain": "x" * 81}))]),
 ]
+RAISED = new_output("error", ename="E", evalue="", traceback=["x" * 81])
 SOUND = [
     prose("# A lesson", id="title"),
     code("plot()", FIGURE, id="plot", count=1),
     code("bench()", text("0.123 ms"), id="time", count=2, tags=["nbval-ignore-output"]),
-    code("1/0", new_output("error", ename="E", evalue="", traceback=["x" * 81]), id="bad", count=3, tags=["raises-exception"]),
+    code("1/0", RAISED, id="bad", count=3, tags=["raises-exception"]),
     code("x.shape", text("(2, 37, 20), 3 masks, https://example.org/home/x, ../kernels/lab"), id="shape", count=4),
     *predicted(),
     code("print(x)", text("x" * 80), id="wide", count=6),
