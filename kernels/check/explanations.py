@@ -11,7 +11,7 @@ from numpy import unravel_index  # a function, which no cell of the notebook can
 from kernels import runtime
 from kernels.lab.accesses import Operand, RaceInside
 
-_ADDRESS = "an address is no block: tl.zeros takes a shape and a type, tl.zeros((BLOCK,), tl.float32)"
+_ADDRESS = "an address is no block: tl.load brings what lies there, and tl.zeros takes a shape and a type"
 _EXPLAINED = (
     ("'tuple' object has no attribute 'dtype'", "to a tuple of blocks one adds a tuple, X += (block,), with the comma"),
     ("Expected dtype ['fp32'", "this function takes float32: convert right after the load"),

@@ -114,13 +114,14 @@ def launch(x):
         ("pass", "[(1,)](x, BLOCK=4)", "the launcher and the kernel's signature do not agree: hold one beside"),
         ("x += tl.arange(0, N)", "", "a block's length is known when the kernel is compiled"),
         ("x = tl.zeros_like(x_ptr)", "", "an address is no block"),
+        ("x = x_ptr + tl.arange(0, BLOCK)", "", "tl.load brings what lies there"),
         ("x = torch.exp(x)", "", "in a kernel it is tl.exp"),
         ("x, y = divmod(x, N)", "", "the quotient is //, the remainder %"),
         ("x = tl.mod(x, N)", "", "Triton has no function of this name"),
         ("x = x @ x", "", "the product of two blocks is tl.dot"),
         ("y = tl.dot(tl.zeros((16, 32), tl.float32), tl.zeros((16, 32), tl.float32))", "", "see tl.trans"),
     ],
-    ids=("helper", "zeros", "launcher", "length", "address", "torch", "divmod", "mod", "matmul", "dot"),
+    ids=("helper", "zeros", "launcher", "length", "address", "addresses", "torch", "divmod", "mod", "matmul", "dot"),
 )  # fmt: skip
 def test_an_error_in_a_kernel_is_explained(cell, capsys, line, launched, means):
     source = TINY.format(line).replace("[(1,)](x, 4, BLOCK=4)", launched or "[(1,)](x, 4, BLOCK=4)")

@@ -28,6 +28,16 @@ def _back(draw, M=3, N=16, BLOCK=8, dout="packed", xhat="packed"):
     }
 
 
+WALKS = """g = numbers(dout_ptr, offs, N, stride_dn) * numbers(weight_ptr, offs, N, stride_w)
+        g_sum += g
+        gx_sum += g * numbers(xhat_ptr, offs, N, stride_xn)
+    g_mean = tl.sum(g_sum, axis=0) / N
+    gx_mean = tl.sum(gx_sum, axis=0) / N
+    for start in range(0, N, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        g = numbers(dout_ptr, offs, N, stride_dn) * numbers(weight_ptr, offs, N, stride_w)
+"""  # both of dx_kernel's
+
 KERNELS = {
     "02-standardise": LessonKernel(
         arguments=_rows,
@@ -186,6 +196,7 @@ KERNELS = {
             ),
             ("- numbers(xhat", "+ numbers(xhat", "both terms are subtracted from g"),
             ("r * (g", "(g", "the row's r is left out"),
+            (WALKS, WALKS.replace(" * numbers(weight_ptr, offs, N, stride_w)", ""), "g is dout times the weight"),
             (
                 "g = numbers(dout_ptr, offs, N, stride_dn) * numbers(weight_ptr, offs, N, stride_w)\n        dx",
                 "g = numbers(dout_ptr, offs, N, stride_dn)\n        dx",
