@@ -32,7 +32,7 @@ CASES = {
 
 READ = "        S = faded(S, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n"
 WRITE, TAKE = "        S += k[:, None] * v[None, :]\n", "        dq = c * tl.sum(S * do[None, :], axis=1)\n"
-NO_SHARE = "share were not added: each block of columns stores its sums in a place of its own"
+NO_SHARE = "share isn't added: each block of columns stores its sums in a place of its own"
 FADE = "        dS = faded(dS, row, h, offs_k, offs_v, g_ptr, gamma_ptr, gk_ptr, gv_ptr, K, V)\n"
 KERNELS = {
     "22-forward": LessonKernel(
@@ -113,7 +113,7 @@ KERNELS = {
                 "dv is taken after the fading: token t's gate acted before it wrote, so it belongs to the token before",
             ),
             ("dk_ptr + share + row * K + offs_k", "dk_ptr + row * K + offs_k", NO_SHARE),
-            ("dv_ptr + row * V", "dv_ptr + share + row * V", "dv had shares, too: a column of it is complete in its program"),
+            ("dv_ptr + row * V", "dv_ptr + share + row * V", "dv has no shares: a column of it is complete in its program"),
             ("dv_ptr + row * V + offs_v, dv, mask=mask_v", "dv_ptr + row * V + offs_v, dv", ""),
             ("T - 1 - i", "i", ""),
             ("in range(T)", "in range(T // 2)", ""),
