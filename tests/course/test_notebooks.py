@@ -207,7 +207,7 @@ SOUND = [
     prose("# A lesson", id="title"),
     code("plot()", FIGURE, id="plot", count=1),
     code("bench()", text("0.123 ms"), id="time", count=2, tags=["nbval-ignore-output"]),
-    code("1/0", new_output("error", ename="E", evalue="", traceback=["x" * 81]), id="bad", count=3, tags=["raises-exception"]),
+    code("1/0", new_output("error", ename="E", evalue="", traceback=["x" * 81]), id="no", count=3, tags=["raises-exception"]),
     code("x.shape", text("(2, 37, 20), 3 masks, https://example.org/home/x, ../kernels/lab"), id="shape", count=4),
     *predicted(),
     code("print(x)", text("x" * 80), id="wide", count=6),
