@@ -153,6 +153,11 @@ def set_formulas(doctree):
     done = subprocess.run(command, input=job, stdout=subprocess.PIPE, text=True, check=True)
     for node, html in zip(formulas, json.loads(done.stdout), strict=True):
         node["html"] = html
+        behind = node.next_node(descend=False, siblings=True)
+        mark = re.match(r"[.,:;?!)]*", behind if isinstance(behind, nodes.Text) else "")[0]
+        if mark and html.count('class="base"') < 3:  # a longer formula is to break
+            node["html"] = f'<span class="kept">{html}{mark}</span>'  # no line begins with the mark
+            behind.parent.replace(behind, nodes.Text(behind[len(mark) :]))
 
 
 def copy_katex(app):
