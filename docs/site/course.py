@@ -100,7 +100,8 @@ def describe(doctree, cells):
             image["alt"] = text
     for cell in doctree.findall(nodes.container):
         if cell.get("hide_mode"):
-            first = cell[0].astext().splitlines()[0]
+            first, *more = cell[0].astext().splitlines()
+            first = "# imports" if any(line.startswith("import kernels") for line in (first, *more[:1])) else first
             cell["prompt_show"] = first.replace("#", "Code:", 1) if first.startswith("# ") else "Code"
 
 
@@ -155,7 +156,7 @@ def set_formulas(doctree):
         node["html"] = html
         behind = node.next_node(descend=False, siblings=True)
         mark = re.match(r"[.,:;?!)]*", behind if isinstance(behind, nodes.Text) else "")[0]
-        if mark and html.count('class="base"') < 3:  # a longer formula is to break
+        if mark and len(node.astext()) <= 16:  # a longer formula may have to break
             node["html"] = f'<span class="kept">{html}{mark}</span>'  # no line begins with the mark
             behind.parent.replace(behind, nodes.Text(behind[len(mark) :]))
 
