@@ -138,7 +138,7 @@ def install(venv, choice, extras):
             command += ["--extra-index-url", CPU_INDEX]
         else:
             print("PyTorch's CPU index does not answer: pip takes the CUDA build (2 GB more) unless it finds another.")
-    print(f"Installing with constraints/{choice}.txt", flush=True)
+    print(f"Installing with constraints/{choice}.txt: some minutes, in which pip lists what it fetches", flush=True)
     if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
         why = "its reason is above" if reachable(CPU_INDEX) else "its reason is above; is there a network?"
         raise Problem(f"pip could not install the course ({why}); run the same command again to go on.")
@@ -232,6 +232,7 @@ def set_up(venv, choice, extras, base=None):
             layer(venv, base, choice, extras)
         check_kernels(venv)
         stamp.write_text(wanted)  # last, so that an interrupted set-up goes on where it stopped
+        print(f"{venv.name} is set up", flush=True)  # pip's last line is a list of eighty names
     else:
         check_kernels(venv)
     if base is None:

@@ -18,6 +18,7 @@ nb_render_markdown_format = "gfm"
 myst_enable_extensions = ["dollarmath", "html_image"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 3
+highlight_language = "none"  # of a block that names none: a check's message, commands
 html_math_renderer = "katex"
 
 html_theme = "sphinx_book_theme"

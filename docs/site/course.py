@@ -100,7 +100,8 @@ def describe(doctree, cells):
             image["alt"] = text
     for cell in doctree.findall(nodes.container):
         if cell.get("hide_mode"):
-            first = cell[0].astext().splitlines()[0]
+            first, *more = cell[0].astext().splitlines()
+            first = "# imports" if any(line.startswith("import kernels") for line in (first, *more[:1])) else first
             cell["prompt_show"] = first.replace("#", "Code:", 1) if first.startswith("# ") else "Code"
 
 
@@ -153,6 +154,12 @@ def set_formulas(doctree):
     done = subprocess.run(command, input=job, stdout=subprocess.PIPE, text=True, check=True)
     for node, html in zip(formulas, json.loads(done.stdout), strict=True):
         node["html"] = html
+        place = node.parent.index(node) + 1  # of what stands behind it; a text would be found by its letters
+        behind = node.parent[place] if place < len(node.parent) else None
+        mark = re.match(r"[.,:;?!)]*", behind if isinstance(behind, nodes.Text) else "")[0]
+        if mark and len(node.astext()) <= 16:  # a longer formula may have to break
+            node["html"] = f'<span class="kept">{html}{mark}</span>'  # no line begins with the mark
+            node.parent[place] = nodes.Text(behind[len(mark) :])
 
 
 def copy_katex(app):

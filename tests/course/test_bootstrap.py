@@ -113,10 +113,10 @@ def test_the_gpu_decides_the_constraints_unless_they_are_named(monkeypatch, repo
     assert installed == [(choice, "lab,test"), ("oldest-triton", "lab,test")]
 
 
-def test_nothing_changed_nothing_done_in_less_than_a_second(repository, installed):
-    assert bootstrap.main([]) == 0
+def test_nothing_changed_nothing_done_in_less_than_a_second(repository, installed, capsys):
+    assert bootstrap.main([]) == 0 and capsys.readouterr().out == ".venv is set up\n"
     start = time.monotonic()
-    assert bootstrap.main([]) == 0
+    assert bootstrap.main([]) == 0 and capsys.readouterr().out == ""
     assert time.monotonic() - start < 1 and len(installed) == 1
 
 

@@ -40,6 +40,13 @@ def handed_out(path: Path) -> str:
     return next(name for _, exercises in weeks() for name, *_ in exercises if name.startswith(number))
 
 
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("notebooks/*.ipynb")), *EXERCISES], ids=lambda path: path.stem)
+def test_a_notebook_has_the_name_that_the_readme_gives_it(path):
+    title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
+    (name,) = re.findall(rf"^\| \[(.+?)\]\((?:notebooks|exercises/{path.stem})/{path.name}\)", README, flags=re.MULTILINE)
+    assert title in (f"# {name}", f"# Exercise {name}")
+
+
 @pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
 def test_the_readme_says_what_an_exercise_says_of_itself(path):
     row = next(line for line in README.splitlines() if line.startswith("|") and f"(exercises/{path.stem}/" in line)
