@@ -130,6 +130,18 @@ def level(cell) -> int:
 
 
 @rule
+def no_level_of_headings_is_left_out(notebook):
+    """A screen reader's list of headings has no gaps, and the reading site is made."""
+    above = 0
+    for cell in notebook.cells:
+        prose = re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL) if cell.cell_type == "markdown" else ""
+        for here in map(len, re.findall(r"^(#+) ", prose, flags=re.MULTILINE)):
+            if here > above + 1:
+                yield f"{cell.id}: a heading of level {here} follows one of level {above}"
+            above = here
+
+
+@rule
 def a_prediction_is_not_answered_unasked(notebook):
     """A repository's page folds ``<details>`` alone: an answer has a heading of its own, and its words are folded."""
     cells = notebook.cells

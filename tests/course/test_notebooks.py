@@ -198,6 +198,7 @@ BROKEN = [
     ("a_prediction_is_not_answered_unasked", predicted(answer=code("f()", text("7"), id="sum-answer"))),
     ("a_prediction_is_not_answered_unasked", predicted(words=prose("Seven.", id="sum-explained"))),
     ("a_prediction_is_not_answered_unasked", predicted(words=None)),
+    ("no_level_of_headings_is_left_out", [prose("# A lesson"), prose("## A step"), prose("#### What it prints")]),
     ("timings_are_not_compared", [code("bench()", text("0.123 ms"))]),
     ("timings_are_not_compared", [code("bench()", text("4.1 TB/s"))]),
     ("output_lines_fit", [code("print(x)", text("fits\n" + "x" * 81))]),
@@ -205,7 +206,7 @@ BROKEN = [
 ]
 RAISED = new_output("error", ename="E", evalue="", traceback=["x" * 81])
 SOUND = [
-    prose("# A lesson", id="title"),
+    prose("# A lesson\n\n## A step\n\n```\n#### no heading\n```", id="title"),
     code("plot()", FIGURE, id="plot", count=1),
     code("bench()", text("0.123 ms"), id="time", count=2, tags=["nbval-ignore-output"]),
     code("1/0", RAISED, id="bad", count=3, tags=["raises-exception"]),
